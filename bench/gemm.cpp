@@ -14,7 +14,7 @@
 #include <random>
 #include <vector>
 
-#include "kernels/table.hpp"
+#include "kernels/kernel_table.hpp"
 
 namespace {
 

@@ -26,7 +26,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/optim/group_part.hpp"
+#include "runtime/param/group_part.hpp"
 #include "tessera/device/observe/race_checker.hpp"
 #include "tessera/nn/llama.hpp"
 #include "tessera/optim/adamw.hpp"

@@ -1,5 +1,6 @@
 #include "kernels/cross_entropy.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 #include "kernels/host/cpu.hpp"
@@ -104,13 +105,25 @@ void cross_entropy_of_parts(const CrossEntropyOfPartsArgs& a, Exec& exec) {
           rest += losses[at] - lses[at];
         }
         const C lse = top + std::log(total);
+        const bool is_ignored = target_at(a.targets, a.target_dtype, r) == a.ignore_index;
         static_cast<C*>(a.lse)[r] = lse;
-        static_cast<C*>(a.loss)[r] = lse + rest;
+        static_cast<C*>(a.loss)[r] = is_ignored ? C(0) : lse + rest;
       }
     });
   };
   if (a.rows == 0 || a.parts == 0) return;
   a.dtype == DType::f64 ? join(0.0) : join(0.0F);
+}
+
+void count_targets(const CountTargetsArgs& a, Exec&) {
+  std::int64_t count = 0;
+  for (std::int64_t r = 0; r < a.rows; ++r)
+    count += target_at(a.targets, a.target_dtype, r) != a.ignore_index ? 1 : 0;
+  count = std::max<std::int64_t>(count, a.least);
+  if (a.dtype == DType::f64)
+    *static_cast<double*>(a.count) = static_cast<double>(count);
+  else
+    *static_cast<float*>(a.count) = static_cast<float>(count);
 }
 
 }  // namespace tessera::kernels::cpu

@@ -242,8 +242,10 @@ template <class C>
 struct OfParts {
   C *loss, *lse;
   const C *losses, *lses;
+  const void* targets;
   std::int64_t rows;
-  int parts;
+  int parts, ignore_index;
+  DType target_dtype;
 
   TESSERA_DEVICE void operator()(Thread& t) const {
     const std::int64_t row = t.global_index();
@@ -256,8 +258,28 @@ struct OfParts {
       rest += losses[p * rows + row] - one[0];
     }
     const C value = sum.top + std::log(sum.total);
+    const bool is_ignored = target_at(targets, target_dtype, row) == ignore_index;
     lse[row] = value;
-    loss[row] = value + rest;
+    loss[row] = is_ignored ? C(0) : value + rest;
+  }
+};
+
+// One block: rows are 8 bytes at most, a few thousand a step.
+template <class C>
+struct CountTargets {
+  static constexpr int kBlock = 1024;
+  C* count;
+  const void* targets;
+  std::int64_t rows;
+  int ignore_index, least;
+  DType target_dtype;
+
+  TESSERA_DEVICE void operator()(Thread& t) const {
+    C own = 0;
+    for (std::int64_t row = t.index(); row < rows; row += kBlock)
+      own += target_at(targets, target_dtype, row) != ignore_index ? C(1) : C(0);
+    const C all = block_reduce<kBlock>(t, own, t.shared<C>(), Sum{});
+    if (t.index() == 0) *count = all < C(least) ? C(least) : all;
   }
 };
 
@@ -336,10 +358,21 @@ void cross_entropy_of_parts(const CrossEntropyOfPartsArgs& a, Exec& exec) {
     launch<kThreads>(
         exec, {blocks_for(a.rows, kThreads)}, 0,
         OfParts<C>{static_cast<C*>(a.loss), static_cast<C*>(a.lse), static_cast<const C*>(a.losses),
-                   static_cast<const C*>(a.lses), a.rows, static_cast<int>(a.parts)});
+                   static_cast<const C*>(a.lses), a.targets, a.rows, static_cast<int>(a.parts),
+                   a.ignore_index, a.target_dtype});
   };
   if (a.rows == 0 || a.parts == 0 || are_too_many(a.parts, exec)) return;
   a.dtype == DType::f64 ? launch_rows(0.0) : launch_rows(0.0F);
+}
+
+void count_targets(const CountTargetsArgs& a, Exec& exec) {
+  const auto launch_block = [&]<class C>(C) {
+    using Body = CountTargets<C>;
+    launch<Body::kBlock>(
+        exec, {1}, Body::kBlock / kWarp * sizeof(C),
+        Body{static_cast<C*>(a.count), a.targets, a.rows, a.ignore_index, a.least, a.target_dtype});
+  };
+  a.dtype == DType::f64 ? launch_block(0.0) : launch_block(0.0F);
 }
 
 }  // namespace tessera::kernels::cuda

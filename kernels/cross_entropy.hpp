@@ -61,15 +61,28 @@ struct CrossEntropyWithGradientArgs {
 };
 
 // The losses over a whole vocabulary from those over its parts, [parts, rows] each and `dtype`, f32
-// or f64: of each row one part has the target, and everywhere else loss and lse are one.
+// or f64: of each row one part has the target, and everywhere else loss and lse are one. A row
+// whose target is `ignore_index` has loss 0.
 //
 //   lse[r] = log(sum over p of exp(lses[p, r])),  loss[r] = lse[r] + sum over p of
 //   (losses[p, r] - lses[p, r])
 struct CrossEntropyOfPartsArgs {
   void *loss, *lse;
-  const void *losses, *lses;
+  const void *losses, *lses, *targets;
   std::int64_t rows, parts;
-  DType dtype;
+  std::int32_t ignore_index = -100;
+  DType dtype, target_dtype;
+};
+
+// count[0] = how many targets are not `ignore_index`, but `least` where these are fewer: what a
+// mean over rows divides by. `dtype`, of the count, is f32, which is exact below 2^24, or f64.
+struct CountTargetsArgs {
+  void* count;
+  const void* targets;
+  std::int64_t rows;
+  std::int32_t ignore_index = -100;
+  std::int32_t least;
+  DType dtype, target_dtype;
 };
 
 }  // namespace tessera::kernels

@@ -1,4 +1,4 @@
-// Rows of a table by id, and their gradient; see kernels/by_id.hpp for the order of its sums.
+// Rows of a table by id, and their gradient; see kernels/rows_by_id.hpp for the order of its sums.
 #include "kernels/embedding.hpp"
 
 #include "kernels/cuda/indexed.hpp"

@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "kernels/by_id.hpp"
 #include "kernels/kernel.hpp"
+#include "kernels/rows_by_id.hpp"
 
 namespace tessera::kernels {
 
@@ -24,19 +24,21 @@ struct EmbeddingArgs {
 // these, from its row `begin` on, into slices of `rows` rows, the last of which may have fewer. A
 // slice has its rows of every chunk, one chunk after the other, and is walked in parts of
 // `part_rows`. out [slices, parts, count] (i32): out[s, p, i] = the row of part p of slice s that
-// is row ids[i] of the table; -1 where another part has it, -2 for an id outside [0, vocab).
+// is row ids[i] of the table; -1 where another part has it, -2 for an id outside [0, vocab), but
+// for `ignored`, which stays.
 struct LocateArgs {
   void* out;
   const void* ids;
   std::int64_t count, vocab, chunk, begin, rows, part_rows;
   std::int32_t slices, parts;
+  std::int32_t ignored = -2;
   DType id_dtype;
 };
 
 // d_table[v, :] = (accumulate ? old : 0) + scale * sum over i with ids[i] == v of dy[i, :]. dy and
 // d_table are floating and may differ in dtype. Ids outside [0, vocab) add nothing. The CPU adds in
 // the order of i and rounds to d_table's dtype at each addition; a GPU adds along `order`, which
-// has equal ids side by side, as by_id.hpp says, and has sums_workspace_bytes(1, count, cols,
+// has equal ids side by side, as rows_by_id.hpp says, and has sums_workspace_bytes(1, count, cols,
 // dtype, grad_dtype) bytes of workspace.
 struct EmbeddingBackwardArgs {
   void* d_table;

@@ -36,6 +36,17 @@ TESSERA_DEVICE V softplus(V x) {
   return select(less(x, zero), zero, x) + log1p(exp(-abs(x)));
 }
 
+// x tanh(softplus(x)), and its derivative.
+template <class V>
+TESSERA_DEVICE V mish(V x) {
+  return x * tanh(softplus(x));
+}
+template <class V>
+TESSERA_DEVICE V mish_slope(V x) {
+  const V t = tanh(softplus(x));
+  return fma(x * sigmoid(x), fma(-t, t, V(1)), t);
+}
+
 // Writes where the parts of slices have row `id` of the table that they are cut from: id i of
 // LocateArgs, which Args is.
 template <class Args>
@@ -51,7 +62,8 @@ TESSERA_DEVICE void locate_one(const Args& a, std::int64_t i, std::int64_t id) {
   for (std::int64_t p = 0; p < std::int64_t{a.slices} * a.parts; ++p)
     static_cast<std::int32_t*>(a.out)[p * a.count + i] = p == part ? static_cast<std::int32_t>(row)
                                                          : exists  ? -1
-                                                                   : -2;
+                                                         : id == a.ignored ? a.ignored
+                                                                           : -2;
 }
 
 // silu'(x) = s (1 + x (1 - s)) with s = sigmoid(x).
@@ -118,22 +130,22 @@ struct None {};
 template <auto op>
 struct Formula;
 
-#define TESSERA_OP(name, result, on_floats, on_integers)        \
-  template <>                                                   \
-  struct Formula<UnaryOp::name> {                               \
-    static constexpr UnaryOp op = UnaryOp::name;                \
-    template <class V>                                          \
-    static TESSERA_DEVICE auto floats([[maybe_unused]] V x) {   \
-      return on_floats;                                         \
-    }                                                           \
-    template <class I>                                          \
-    static TESSERA_DEVICE auto integers([[maybe_unused]] I x) { \
-      return on_integers;                                       \
-    }                                                           \
+#define TESSERA_UNARY(name, theirs, result, on_floats, on_integers, ...) \
+  template <>                                                            \
+  struct Formula<UnaryOp::name> {                                        \
+    static constexpr UnaryOp op = UnaryOp::name;                         \
+    template <class V>                                                   \
+    static TESSERA_DEVICE auto floats([[maybe_unused]] V x) {            \
+      return on_floats;                                                  \
+    }                                                                    \
+    template <class I>                                                   \
+    static TESSERA_DEVICE auto integers([[maybe_unused]] I x) {          \
+      return on_integers;                                                \
+    }                                                                    \
   };
 #include "tessera/kernels/unary.def"
 
-#define TESSERA_OP(name, result, on_floats, on_integers)                              \
+#define TESSERA_BINARY(name, result, on_floats, on_integers)                          \
   template <>                                                                         \
   struct Formula<BinaryOp::name> {                                                    \
     static constexpr BinaryOp op = BinaryOp::name;                                    \
@@ -168,8 +180,8 @@ constexpr bool has_integers() {
 template <class F>
 TESSERA_DEVICE auto visit_formula(UnaryOp op, F f) {
   switch (op) {
-#define TESSERA_OP(name, ...) \
-  case UnaryOp::name:         \
+#define TESSERA_UNARY(name, ...) \
+  case UnaryOp::name:            \
     return f(Formula<UnaryOp::name>{});
 #include "tessera/kernels/unary.def"
   }
@@ -178,8 +190,8 @@ TESSERA_DEVICE auto visit_formula(UnaryOp op, F f) {
 template <class F>
 TESSERA_DEVICE auto visit_formula(BinaryOp op, F f) {
   switch (op) {
-#define TESSERA_OP(name, ...) \
-  case BinaryOp::name:        \
+#define TESSERA_BINARY(name, ...) \
+  case BinaryOp::name:            \
     return f(Formula<BinaryOp::name>{});
 #include "tessera/kernels/binary.def"
   }

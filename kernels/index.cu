@@ -1,5 +1,6 @@
 // Indexing along the middle dimension. Rows are copied as in kernels/cuda/indexed.hpp and added
-// as in by_id.cu; where each element has an index of its own a thread walks a column, in order.
+// as in rows_by_id.cu; where each element has an index of its own a thread walks a column, in
+// order.
 #include "kernels/index.hpp"
 
 #include "kernels/cuda/indexed.hpp"

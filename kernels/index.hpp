@@ -2,13 +2,13 @@
 //
 // An index outside [0, n) reads as NaN (0 for integers and boolean) and adds or sets nothing.
 // Additions happen in the order of the source's elements, in f32 for 16-bit floats, rounded at each
-// addition; those of index_add on a GPU as by_id.hpp says.
+// addition; those of index_add on a GPU as rows_by_id.hpp says.
 #pragma once
 
 #include <cstdint>
 
-#include "kernels/by_id.hpp"
 #include "kernels/kernel.hpp"
+#include "kernels/rows_by_id.hpp"
 
 namespace tessera::kernels {
 

@@ -6,7 +6,7 @@
 #include "kernels/host/cpu.hpp"
 #include "kernels/host/ranges.hpp"
 #include "kernels/host/rows.hpp"
-#include "kernels/updates.hpp"
+#include "tessera/kernels/update_formulas.hpp"
 
 namespace tessera::kernels::cpu {
 

@@ -6,7 +6,7 @@
 #include "kernels/cuda/elements.hpp"
 #include "kernels/cuda/kernels.hpp"
 #include "kernels/cuda/math.hpp"
-#include "kernels/updates.hpp"
+#include "tessera/kernels/update_formulas.hpp"
 
 namespace tessera::kernels::cuda {
 

@@ -14,7 +14,8 @@ namespace tessera::kernels {
 
 // values, moments = op(values, g, moments) in one pass, with
 //   g = grad_scale * gradient * (clip ? *clip : 1)
-// Formulas: kernels/updates.hpp. Null moments: nothing is kept (sgd without momentum).
+// Formulas: tessera/kernels/update_formulas.hpp. Null moments: nothing is kept (sgd without
+// momentum).
 struct UpdateArgs {
   float* values;
   float* moments[kMostMoments];

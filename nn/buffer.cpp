@@ -28,16 +28,21 @@ Tensor Buffer::value() const {
 }
 
 void Buffer::assign(const Tensor& values) const {
-  const Tensor old = value();
+  (void)value();  // it has memory
   TESSERA_EXPECT(
       values.shape() == shape() &&
           (values.dtype() == dtype() || (is_floating(values.dtype()) && is_floating(dtype()))),
       "buffer '", name(), "' is assigned ", values.shape(), " of ", values.dtype(), "; it is ",
       shape(), " of ", dtype());
-  const OwnerGuard owner(old.device(), "buffers");
-  const Tensor copy = Tensor::empty(shape(), dtype(), old.device());
-  raw::copy_into(copy, values);
-  state_->values = copy;
+  replace([&](const Tensor& copy) { raw::copy_into(copy, values); });
+}
+
+void Buffer::replace(const std::function<void(const Tensor& values)>& fill) const {
+  const Device device = value().device();
+  const OwnerGuard owner(device, "buffers");
+  const Tensor values = Tensor::empty(shape(), dtype(), device);
+  fill(values);
+  state_->values = values;
 }
 
 void Buffer::initialize(std::uint64_t key, const Device& device) const {

@@ -5,15 +5,6 @@
 
 namespace tessera::nn {
 
-HookHandle Module::register_forward_pre_hook(ForwardPreHook hook) {
-  if (!forward_hooks_) forward_hooks_ = std::make_unique<ForwardHooks>();
-  return forward_hooks_->add(std::move(hook));
-}
-HookHandle Module::register_forward_hook(ForwardHook hook) {
-  if (!forward_hooks_) forward_hooks_ = std::make_unique<ForwardHooks>();
-  return forward_hooks_->add(std::move(hook));
-}
-
 std::vector<ForwardHooks::Hook> ForwardHooks::living() {
   std::erase_if(hooks_, [](const Hook& hook) { return !*hook.is_alive; });
   return hooks_;

@@ -29,7 +29,7 @@ std::vector<std::string> set_fp8(Module& module, Fp8Recipe recipe, const Fp8Opti
   }
   TESSERA_EXPECT(unmatched.empty(), "set_fp8: no linear layer has '", unmatched.front(),
                  "' in its name", first.empty() ? "" : concat("; one is '", first, "'"));
-  for (Linear* const linear : layers) linear->set_fp8(recipe);
+  for (Linear* const linear : layers) linear->product.set_fp8(recipe);
   return set;
 }
 

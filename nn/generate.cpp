@@ -34,63 +34,140 @@ double uniform(std::uint64_t seed, std::uint64_t i) {
   return static_cast<double>(bits) * 0x1p-53;
 }
 
-std::int32_t draw(const std::vector<float>& logits, const SampleOptions& options, double u) {
-  std::vector<std::int32_t> order(logits.size());
-  std::iota(order.begin(), order.end(), 0);
+struct Drawn {
+  std::int32_t token;
+  float log_probability;
+};
+
+Drawn draw(std::span<const float> logits, const SampleOptions& options, double u) {
+  std::vector<std::int32_t> ids(logits.size());
+  std::iota(ids.begin(), ids.end(), 0);
+  const auto logit = [&](std::int32_t id) {
+    return static_cast<double>(logits[static_cast<std::size_t>(id)]);
+  };
   // The likeliest first; of equal ones the lower id, so that every rank has the same order.
-  std::stable_sort(order.begin(), order.end(), [&](std::int32_t a, std::int32_t b) {
-    return logits[static_cast<std::size_t>(a)] > logits[static_cast<std::size_t>(b)];
-  });
-  if (options.temperature == 0) return order[0];
-  if (options.top_k > 0)
-    order.resize(std::min(order.size(), static_cast<std::size_t>(options.top_k)));
-  const double highest = static_cast<double>(logits[static_cast<std::size_t>(order[0])]);
-  std::vector<double> weights;
-  weights.reserve(order.size());
-  double total = 0;
-  for (const std::int32_t id : order) {
-    const double logit = static_cast<double>(logits[static_cast<std::size_t>(id)]);
-    weights.push_back(std::exp((logit - highest) / options.temperature));
-    total += weights.back();
+  const auto is_likelier = [&](std::int32_t a, std::int32_t b) {
+    return logit(a) > logit(b) || (logit(a) == logit(b) && a < b);
+  };
+  const std::int32_t best = *std::min_element(ids.begin(), ids.end(), is_likelier);
+  const double temperature = options.temperature > 0 ? options.temperature : 1;
+  const auto weight = [&](std::int32_t id) {
+    return std::exp((logit(id) - logit(best)) / temperature);
+  };
+  const auto total_of = [&](std::span<const std::int32_t> some) {
+    return std::accumulate(some.begin(), some.end(), 0.0,
+                           [&](double sum, std::int32_t id) { return sum + weight(id); });
+  };
+  const double total = total_of(ids);
+  const auto drawn = [&](std::int32_t id) {
+    return Drawn{id, static_cast<float>((logit(id) - logit(best)) / temperature - std::log(total))};
+  };
+  if (options.temperature == 0) return drawn(best);
+
+  if (options.top_k > 0 || options.top_p < 1) {
+    const std::size_t k = options.top_k > 0
+                              ? std::min(ids.size(), static_cast<std::size_t>(options.top_k))
+                              : ids.size();
+    std::partial_sort(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(k), ids.end(),
+                      is_likelier);
+    ids.resize(k);
+    const double wanted = options.top_p * total_of(ids);
+    double sum = 0;
+    std::size_t n = 0;
+    while (n < k && sum < wanted) sum += weight(ids[n++]);
+    if (options.top_p < 1) ids.resize(n);
   }
-  double left = u * total;
-  for (std::size_t i = 0; i < order.size(); ++i) {
-    left -= weights[i];
-    if (left < 0) return order[i];
+  double left = u * total_of(ids);
+  for (const std::int32_t id : ids) {
+    left -= weight(id);
+    if (left < 0) return drawn(id);
   }
-  return order[0];  // rounding left a rest
+  return drawn(best);  // rounding left a rest
 }
 
-}  // namespace
-
-std::vector<std::int32_t> generate(LanguageModel& model, std::span<const std::int32_t> prompt,
-                                   std::int64_t count, const SampleOptions& options) {
-  TESSERA_EXPECT(!prompt.empty(), "generate: the prompt is empty; give at least one token");
+void check(const LanguageModel& model, std::span<const Prompt> prompts, std::int64_t count,
+           const SampleOptions& options) {
   TESSERA_EXPECT(count >= 0 && options.temperature >= 0 && std::isfinite(options.temperature) &&
                      options.top_k >= 0,
                  "generate: ", count, " tokens at temperature ", options.temperature,
                  " among the top ", options.top_k, "; none may be negative or infinite");
-  for (const std::int32_t id : prompt)
-    TESSERA_EXPECT(id >= 0 && id < model.vocab_size(), "generate: token ", id,
-                   " of the prompt is outside the vocabulary of ", model.vocab_size());
+  TESSERA_EXPECT(options.top_p > 0 && options.top_p <= 1, "generate: top_p is ", options.top_p,
+                 ", expected more than 0 and at most 1");
+  TESSERA_EXPECT(!prompts.empty(), "generate: no prompt is given");
+  for (const Prompt& prompt : prompts) {
+    const auto length = static_cast<std::int64_t>(prompt.tokens.size());
+    TESSERA_EXPECT(length > 0, "generate: the prompt is empty; give at least one token");
+    TESSERA_EXPECT(length + std::max<std::int64_t>(count - 1, 0) <= model.max_seq_len(),
+                   "generate: ", count, " tokens behind a prompt of ", length,
+                   " are more than max_seq_len, ", model.max_seq_len(), ", has room for");
+    for (const std::int32_t id : prompt.tokens)
+      TESSERA_EXPECT(id >= 0 && id < model.vocab_size(), "generate: token ", id,
+                     " of the prompt is outside the vocabulary of ", model.vocab_size());
+  }
+}
+
+// [B, T], shorter prompts with zeros behind.
+Tensor padded(std::span<const Prompt> prompts, std::int64_t longest, const Device& device) {
+  std::vector<std::int32_t> tokens;
+  for (const Prompt& prompt : prompts) {
+    tokens.insert(tokens.end(), prompt.tokens.begin(), prompt.tokens.end());
+    tokens.resize(tokens.size() + static_cast<std::size_t>(longest) - prompt.tokens.size());
+  }
+  return Tensor::from(tokens, {static_cast<std::int64_t>(prompts.size()), longest}, device);
+}
+
+}  // namespace
+
+std::vector<Continuation> generate(LanguageModel& model, std::span<const Prompt> prompts,
+                                   std::int64_t count, const SampleOptions& options, Caller at) {
+  const CallSite site("generate", at);
+  check(model, prompts, count, options);
   const EvaluationGuard evaluation(model);
   const NoGradGuard no_grad;
   const Device device = model.parameters()[0].device().main();
-  std::vector<std::int32_t> tokens(prompt.begin(), prompt.end());
+  std::vector<std::int64_t> lengths;
+  for (const Prompt& prompt : prompts)
+    lengths.push_back(static_cast<std::int64_t>(prompt.tokens.size()));
+  const std::int64_t longest = *std::max_element(lengths.begin(), lengths.end());
+  KeyValueCache cache(lengths, longest + std::max<std::int64_t>(count - 1, 0));
+  const auto next_logits = [&](const Tensor& tokens) {
+    const auto step = [&] { return model.next_logits(tokens, cache); };
+    return options.root ? options.root->call(step) : step();
+  };
+
+  const auto B = static_cast<std::int64_t>(prompts.size()), V = model.vocab_size();
+  std::vector<Continuation> continuations(prompts.size());
+  std::vector<char> has_ended(prompts.size());
+  Tensor tokens = padded(prompts, longest, device);
   for (std::int64_t i = 0; i < count; ++i) {
-    const auto length = static_cast<std::int64_t>(tokens.size());
-    const std::int64_t T = std::min(length, model.max_seq_len());
-    const std::span<const std::int32_t> recent(tokens.data() + (length - T),
-                                               static_cast<std::size_t>(T));
-    const Tensor logits_1TV = model(Tensor::from(recent, {1, T}, device));
-    const Tensor last = raw::cast(raw::slice(logits_1TV, 1, T - 1, T), f32);
-    const std::vector<float> logits = last.to_vector<float>();
+    const std::vector<float> logits = raw::cast(next_logits(tokens), f32).to_vector<float>();
     TESSERA_EXPECT(std::all_of(logits.begin(), logits.end(), [](float x) { return x - x == 0; }),
-                   "generate: the logits are not finite after ", i,
-                   " tokens; has the training diverged?");
-    tokens.push_back(draw(logits, options, uniform(options.seed, static_cast<std::uint64_t>(i))));
+                   "the logits are not finite after ", i, " tokens; has the training diverged?");
+    std::vector<std::int32_t> next(prompts.size());  // 0 where a sequence has ended
+    bool going = false;
+    for (std::size_t b = 0; b < prompts.size(); ++b) {
+      if (has_ended[b]) continue;
+      const std::uint64_t seed = fnv1a(options.seed, prompts[b].seed);
+      const Drawn drawn = draw(
+          std::span(logits).subspan(b * static_cast<std::size_t>(V), static_cast<std::size_t>(V)),
+          options, uniform(seed, static_cast<std::uint64_t>(i)));
+      next[b] = drawn.token;
+      continuations[b].tokens.push_back(drawn.token);
+      continuations[b].log_probabilities.push_back(drawn.log_probability);
+      has_ended[b] =
+          std::ranges::find(options.stop_tokens, drawn.token) != options.stop_tokens.end();
+      going = going || !has_ended[b];
+    }
+    if (options.goes_on ? !options.goes_on(going) : !going) break;
+    tokens = Tensor::from(next, {B, 1}, device);
   }
-  return {tokens.begin() + static_cast<std::ptrdiff_t>(prompt.size()), tokens.end()};
+  return continuations;
+}
+
+std::vector<std::int32_t> generate(LanguageModel& model, std::span<const std::int32_t> prompt,
+                                   std::int64_t count, const SampleOptions& options, Caller at) {
+  const Prompt one{{prompt.begin(), prompt.end()}};
+  return generate(model, std::span(&one, 1), count, options, at)[0].tokens;
 }
 
 }  // namespace tessera::nn

@@ -1,21 +1,44 @@
 #include "tessera/nn/module.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <tuple>
 #include <unordered_set>
 #include <utility>
 
+#include "runtime/param/group_part.hpp"
 #include "tessera/base/philox.hpp"
-#include "tessera/device/captured_work.hpp"
+#include "tessera/detail/device/captured_work.hpp"
 
 namespace tessera::nn {
 
 namespace {
 
+std::atomic<std::uint64_t> registered{0};
+
 bool has(const std::vector<std::pair<std::string, Parameter>>& parameters, const Parameter& p) {
   return std::any_of(parameters.begin(), parameters.end(),
                      [&](const auto& own) { return own.second == p; });
+}
+
+// What a module has in the place of a name that it does not have: at most a few.
+template <class Named>
+std::string names_of(const Named& named) {
+  constexpr std::size_t kShown = 8;
+  std::string text;
+  for (std::size_t i = 0; i < std::min(named.size(), kShown); ++i)
+    text += concat(i > 0 ? ", '" : "'", named[i].first, '\'');
+  return named.size() > kShown ? concat(text, " and ", named.size() - kShown, " more") : text;
+}
+
+template <class Named>
+auto& find_named(const char* function, const Named& named, std::string_view name) {
+  const auto found =
+      std::find_if(named.begin(), named.end(), [&](const auto& n) { return n.first == name; });
+  TESSERA_EXPECT(found != named.end(), function, ": there is no '", name, "'; there are ",
+                 names_of(named));
+  return found->second;
 }
 
 }  // namespace
@@ -38,6 +61,11 @@ void Module::register_parameter(std::string_view name, const Parameter& paramete
   parameters_.emplace_back(name, parameter);
   if (parameter.name().empty()) parameter.set_name(std::string(name));  // until a root names it
   parameter.count_name(1);
+  ++registered;
+}
+
+std::uint64_t Module::registrations() noexcept {
+  return registered.load(std::memory_order_relaxed);
 }
 
 void Module::stream_parameter(const Parameter& parameter) {
@@ -56,6 +84,7 @@ void Module::stream_parameter(const Parameter& parameter) {
 void Module::register_module(std::string_view name, Module& module) {
   expect_free("register_module", name);
   modules_.emplace_back(name, &module);
+  ++registered;
 }
 
 void Module::expect_free(const char* function, std::string_view name) const {
@@ -130,8 +159,10 @@ void Module::materialize(const Device& device) {
 }
 
 void Module::set_hook(std::shared_ptr<ModuleHook> hook) {
-  TESSERA_EXPECT(!hook_, "this module has a hook already; fully_shard is applied once to a module");
+  TESSERA_EXPECT(!hook_ || !hook,
+                 "this module has a hook already; fully_shard is applied once to a module");
   hook_ = std::move(hook);
+  ++registered;
 }
 
 void Module::set_training(bool training) {
@@ -149,6 +180,56 @@ void Module::for_each_module(const std::function<void(Module&)>& f) {
     f(module);
   };
   below(*this);
+}
+
+void Module::register_buffer(std::string_view name, const Buffer& buffer, Persistent persistent) {
+  TESSERA_EXPECT(buffer.defined(), "register_buffer: '", name, "' is undefined; give it a shape");
+  expect_free("register_buffer", name);
+  buffers_.push_back({std::string(name), buffer, persistent});
+}
+
+std::vector<std::pair<std::string, Buffer>> Module::named_buffers(Persistent least,
+                                                                  Tied tied) const {
+  std::vector<std::pair<std::string, Buffer>> found;
+  for (const auto& [path, module] : const_cast<Module*>(this)->named_modules())
+    for (const auto& [name, buffer, persistent] : module->buffers_) {
+      if (persistent < least) continue;
+      const bool known = std::any_of(found.begin(), found.end(),
+                                     [&b = buffer](const auto& f) { return f.second == b; });
+      if (known && tied == Tied::once) continue;
+      found.emplace_back(path.empty() ? name : path + '.' + name, buffer);
+      if (!known && buffer.name().size() < found.back().first.size())
+        buffer.set_name(found.back().first);
+    }
+  return found;
+}
+
+Parameter Module::get_parameter(std::string_view name) const {
+  return find_named("get_parameter", named_parameters(Tied::every_name), name);
+}
+
+Module& Module::get_submodule(std::string_view name) {
+  return *find_named("get_submodule", named_modules(), name);
+}
+
+void Module::set_trainable(bool trainable) {
+  for (const Parameter& p : parameters()) p.set_trainable(trainable);
+}
+
+void Module::zero_grad() {
+  std::vector<Parameter> held;
+  for (const Parameter& p : parameters())
+    if (!p.device().is_meta()) held.push_back(p);
+  for (const GroupPart& part : parts_of(held)) part.drop_gradient();
+}
+
+HookHandle Module::register_forward_pre_hook(ForwardPreHook hook) {
+  if (!forward_hooks_) forward_hooks_ = std::make_unique<ForwardHooks>();
+  return forward_hooks_->add(std::move(hook));
+}
+HookHandle Module::register_forward_hook(ForwardHook hook) {
+  if (!forward_hooks_) forward_hooks_ = std::make_unique<ForwardHooks>();
+  return forward_hooks_->add(std::move(hook));
 }
 
 }  // namespace tessera::nn

@@ -16,7 +16,7 @@
 #include <set>
 #include <typeinfo>
 
-#include "tessera/base/text.hpp"
+#include "tessera/detail/base/text.hpp"
 #include "tessera/nn/module.hpp"
 
 namespace tessera::nn {

@@ -4,9 +4,9 @@
 tessera_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
 # Lists of Debian packages; CMake, Boost and pip are not among them.
-packages_library="g++ meson ninja-build pkg-config libeigen3-dev"
+packages_library="g++ meson ninja-build pkg-config libeigen3-dev nlohmann-json3-dev libxxhash-dev libasio-dev"
 packages_tools="libtomlplusplus-dev"
-packages_tests="catch2 nlohmann-json3-dev libopenmpi-dev openmpi-bin bible-kjv valgrind"
+packages_tests="catch2 libopenmpi-dev openmpi-bin bible-kjv valgrind"
 
 # GCC collects its garbage from 1 GiB on, not from 128 MiB: a tenth less to compute for a quarter more memory (15.4 s for 17.2 and
 # 1.03 GB for 0.82 of a unit of tests/shard; 15.8 s for 17.1 of one of the library).
@@ -64,13 +64,42 @@ configure() {
   fi
 }
 
-# compile FOLDER [targets...]: shows progress on a terminal, and the errors only, when there are any, elsewhere.
+# progress: reads what ninja says. On a terminal it draws one line, anew each second; elsewhere it says a line every 20 seconds.
+progress() {
+  local line done=0 all=0 begin=$SECONDS said=$SECONDS status bar
+  while :; do
+    status=0
+    IFS= read -r -t 1 line || status=$?
+    [ $status = 0 ] || [ $status -gt 128 ] || break  # the end; above 128 a second has passed
+    ! [[ $status = 0 && $line =~ ^\[([0-9]+)/([0-9]+)\] ]] || done=${BASH_REMATCH[1]} all=${BASH_REMATCH[2]}
+    if [ -t 1 ]; then
+      bar=$(printf '%*s' $((all ? 30 * done / all : 0)) '')
+      printf '\r  [%-30s] built %d of %s, %d s\e[K' "${bar// /#}" "$done" "${all/#0/?}" $((SECONDS - begin))
+    elif [ $((SECONDS - said)) -ge 20 ]; then
+      said=$SECONDS
+      say "  built $done of ${all/#0/?}, $((SECONDS - begin)) s"
+    fi
+  done
+  [ ! -t 1 ] || printf '\r\e[K'
+}
+
+packages_sanitizers="ccache clang-16 libclang-rt-16-dev llvm-16"
+# sanitized FOLDER address|thread: configures it. A report names lines; other debug information would only be compiled, and so would
+# going on after a report. No ignore_noninstrumented_modules: MPI, whose libraries would need it under the thread sanitizer, is left out.
+sanitized() {
+  local options
+  [ "$2" = address ] && options="-Db_sanitize=address,undefined" || options="-Db_sanitize=thread -Dmpi=disabled"
+  # shellcheck disable=SC2086  # a list of words
+  CC="ccache clang-16" CXX="ccache clang++-16" CXXFLAGS="-gline-tables-only -fno-sanitize-recover=all" \
+    configure "$1" $options -Dbuildtype=debugoptimized -Ddebug=false -Doptimization=1 -Db_lundef=false \
+    -Dtests=enabled -Dtools=disabled -Dbench=disabled -Dwerror=true
+}
+
+# compile FOLDER [targets...]: shows progress, and the errors only, when there are any. Wants `set -o pipefail`.
 compile() {
   local folder=$1 log=$1/compile.log
   shift
-  if [ -t 1 ]; then
-    ninja -C "$folder" "$@" || die "the build failed"
-  elif ! ninja -C "$folder" -k 20 "$@" </dev/null >"$log" 2>&1; then
+  if ! NINJA_STATUS='[%f/%t] ' ninja -C "$folder" -k 20 "$@" </dev/null 2>&1 | tee "$log" | progress; then
     grep -vE '^\[[0-9]+/[0-9]+\]|^ninja: Entering' "$log" | head -n 60 >&2
     die "the build failed; all of its output is in $log"
   fi

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs the tests of a configured build folder, one line for each suite, and counts test cases.
 
-Called by tools/test and .ci/run after the build, and by tools/repeat. Counts come from the report that each suite writes in this
+Called by tools/test and .ci/run after the build, and by tools/soak. Counts come from the report that each suite writes in this
 very run: the folder of reports is emptied first, a suite that crashes or hangs counts as at least one failure.
 
 Patience is counted in the seconds that a suite computes, on all processors together, and in those that it sleeps: a hang does one
@@ -147,17 +147,55 @@ class Spent:
         self.looked = now
 
 
-QUICK_CELLS = 6  # of a grid one cell in so many, where all quick suites run together; each grid has so many at least
+SHARES = pathlib.Path(__file__).resolve().parents[1] / "tests" / "shares.txt"
+SEED = SHARES.with_name("seed.txt")
+WHOLE = (1, 1)
+PATIENCE = {"asan": 5, "tsan": 10}
+FILTER = {"tsan": "[threads]"}  # of Catch2; suites of other kinds are left out
 
 
-def cells_of(test, options):
-    return options.cells or (1 if options.names else 2 if options.all else QUICK_CELLS)
+class Shares:
+    """tests/shares.txt: what a run takes of each suite, and in which order suites begin."""
+
+    def __init__(self, run):
+        lines = [line.split() for line in SHARES.read_text().splitlines() if line and not line.startswith("#")]
+        self.runs, self.order = lines[0][1:], [line[0] for line in lines[1:]]
+        rows = {line[0]: line[1:] for line in lines[1:]}
+        column = self.runs.index("soak" if run == "whole" else run)
+        self.run, self.cells = run, {name: cells[column] for name, cells in rows.items()}
+
+    def cell(self, test):
+        kind = "(lessons)" if kind_of(test) == "lesson" else "(others)"
+        return self.cells.get(name_of(test), self.cells[kind])
+
+    def takes(self, test):
+        """Whether the run has this suite; of an MPI suite, on this number of ranks."""
+        ranks = re.search(r" -n (\d+)$", test["name"])
+        return self.cell(test) != "-" and (not ranks or ranks[1] in self.cells["(ranks)"].split(","))
+
+    def of(self, test):
+        """(N, M): of the places of a step one in N is tried, of the cells of a grid one in M. What the run leaves out is as others are."""
+        cell = self.cell(test)
+        if self.run == "whole":
+            return WHOLE
+        return tuple(map(int, (cell if "/" in cell else self.cells["(others)"]).split("/")))
+
+    def place(self, test):
+        """Where the suite stands in the order of beginning."""
+        name = name_of(test)
+        return self.order.index(name if name in self.order else "(others)")
+
+
+def base_seed():
+    """The number from which all seeds of a run come: SEED_BASE in the environment, else that of tests/seed.txt."""
+    return os.environ.get("SEED_BASE") or SEED.read_text().split()[-1]
 
 
 def launch(test, command, log, options):
     """(exit status, negative for a signal; why it was ended, or ""; seconds of processors). Ends whatever the test started."""
-    env = dict(os.environ, PATIENCE=str(options.patience), TRY_ONE_CELL_IN=str(cells_of(test, options)),  # read by the tests
-               **test["env"])
+    places, cells = options.shares.of(test)
+    env = dict(os.environ, PATIENCE=str(options.patience), TRY_ONE_IN=str(places), TRY_ONE_CELL_IN=str(cells),  # read by the tests
+               SEED_BASE=options.seed, **test["env"])
     limit = test["timeout"] * options.patience
     # Two mpirun that make Open MPI's folder of sessions at the same time fail, so each suite has a place of its own for it.
     with open(log, "wb") as out, tempfile.TemporaryDirectory(prefix="mpi-", ignore_cleanup_errors=True) as sessions:
@@ -245,10 +283,6 @@ def kind_of(test):
     return labels(test)[0]
 
 
-def is_long(test):
-    return "long" in labels(test)
-
-
 def show(outcome):
     counts = f"{outcome.passed} passed"
     if outcome.failed:
@@ -271,8 +305,7 @@ def run_all(tests, jobs, once):
     """What `once` returns for each: `jobs` of them at a time, those under mpirun in turn beside the others, and what measures time alone,
     behind them."""
     mpi = [test for test in tests if kind_of(test) == "mpi"]
-    lanes = [[test] for test in tests if test["is_parallel"]] + ([mpi] if mpi else [])
-    lanes.sort(key=lambda lane: -sum(test["priority"] for test in lane))
+    lanes = ([mpi] if mpi else []) + [[test] for test in tests if test["is_parallel"]]
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         together = [result for lane in pool.map(lambda lane: list(map(once, lane)), lanes) for result in lane]
     return together + [once(test) for test in tests if not test["is_parallel"] and test not in mpi]
@@ -282,76 +315,34 @@ def name_of(test):
     return test["name"].split()[0]  # "comm_mpi -n 2" and "comm_mpi -n 4" are one name
 
 
-def drawn(tests, options):
-    """Of the numbers of ranks of an MPI suite the first, and with --lessons of the lessons a sixth. With --draw one of the numbers, of the
-    lessons a quarter, and of the suites, in an order that is another one for each seed, those that fit into --seconds; the first always
-    does, so each is drawn sooner or later. With SOAK=1 all."""
-    if (options.draw is None and (options.all or options.names)) or os.environ.get("SOAK") == "1":
-        return tests
-    draw, groups = random.Random(options.draw), {}
-    for test in tests:
-        groups.setdefault(name_of(test) if kind_of(test) == "mpi" else test["name"], []).append(test)
-    kept = [group[0] if options.draw is None else draw.choice(group) for group in groups.values()]
-    lessons = [test for test in kept if kind_of(test) == "lesson"]
-    suites = [test for test in kept if kind_of(test) != "lesson"]
-    if options.lessons is not None:
-        lessons = random.Random(options.lessons).sample(lessons, -(-len(lessons) // 6))
-    if options.draw is not None:
-        lessons = draw.sample(lessons, -(-len(lessons) // 4))
-        suites.sort(key=lambda test: random.Random(f"{options.draw} {name_of(test)}").random(), reverse=options.backwards)
-        fitting, left = [], options.seconds
-        for test in suites:
-            if test["priority"] <= left or left == options.seconds:
-                fitting.append(test)
-                left -= test["priority"]
-        suites = fitting
-    return [test for test in tests if test in lessons + suites]
-
-
-SLOW = 20  # seconds of a processor, by tests/meson.build
-
-
-def without_some_slow(tests, options):
-    """With --slow S of the long suites that take SLOW seconds or more only those that fit into S, drawn anew each time; with SOAK=1 all."""
-    slow = [test for test in tests if is_long(test) and test["priority"] >= SLOW]
-    if options.slow is None or os.environ.get("SOAK") == "1":
-        return tests
-    kept, left = [], options.slow
-    for test in random.sample(slow, len(slow)):
-        if test["priority"] <= left:
-            kept.append(test["name"])
-            left -= test["priority"]
-    dropped = [test["name"] for test in slow if test["name"] not in kept]
-    print(f"Of the slowest suites not drawn: {', '.join(dropped) or 'none'} (SOAK=1: all)", flush=True)
-    return [test for test in tests if test["name"] not in dropped]
-
-
 def without_shares(tests):
     """The tests without what long suites among them do more of: a program's cases that are long suites of their own, and `some_` of them."""
     names = {test["name"] for test in tests}
     tests = [test for test in tests if test["name"].removeprefix("some_") not in names or not test["name"].startswith("some_")]
     parts = {}
     for test in tests:
-        if is_long(test) and test["cmd"][-1].startswith("["):
+        if test["cmd"][-1].startswith("["):
             parts.setdefault(tuple(test["cmd"][:-1]), []).append("~" + test["cmd"][-1])
     return [test | {"cmd": test["cmd"] + ["".join(parts[tuple(test["cmd"])])]} if tuple(test["cmd"]) in parts else test for test in tests]
 
 
 def chosen(options):
-    """The tests that are named; else all that are not long, or all. Ends with 2 where there is none of a name."""
+    """The tests that are named, else those of the run, in the order in which they begin. Ends with 2 where there is none of a name."""
     tests = introspect("--tests", options.folder)
     known = list(dict.fromkeys(name_of(test) for test in tests))
     for name in options.names:
         if name not in known:
             print(f"suites: there is no suite '{name}'; there are: {', '.join(known)}", file=sys.stderr)
             sys.exit(2)
-    tests = [test for test in tests if name_of(test) in options.names or
-             (not options.names and (options.all or not is_long(test)))]
+    if options.names:
+        tests = [test for test in tests if name_of(test) in options.names]
+    else:
+        tests = [test for test in tests if options.shares.takes(test)]
     if options.filter:
         tests = [test for test in tests if kind_of(test) == "catch"]
-    if options.all and not options.names:
-        tests = without_shares(tests if options.targets else without_some_slow(tests, options))
-    tests.sort(key=lambda test: -test["priority"])
+    if not options.names:
+        tests = without_shares(tests)
+    tests.sort(key=options.shares.place)
     for test in tests:
         test["workdir"] = test["workdir"] or str(pathlib.Path(options.folder).absolute())
     return tests
@@ -361,26 +352,22 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", help="a configured build folder")
     parser.add_argument("names", nargs="*", help="only these suites")
-    parser.add_argument("--all", action="store_true", help="the long suites, too; what is named always runs")
+    parser.add_argument("--run", choices=["quick", "gate", "asan", "tsan", "soak", "whole"], default="quick",
+                        help="a column of tests/shares.txt, or all trials of all suites [quick]")
     parser.add_argument("--list", action="store_true", help="print the names of the suites")
     parser.add_argument("--targets", action="store_true", help="print the ninja targets that the suites need")
-    parser.add_argument("--filter", help="a Catch2 filter, such as '[threads]'; suites of other kinds are left out")
-    parser.add_argument("--draw", type=int, metavar="SEED", help="a quarter of the lessons, and as many suites as fit into --seconds; SOAK=1: all")
-    parser.add_argument("--lessons", type=int, metavar="SEED", help="of the lessons a sixth, where all quick suites run; SOAK=1: all")
-    parser.add_argument("--seconds", type=float, default=360, help="of a processor, that a draw may take by tests/meson.build [360]")
-    parser.add_argument("--slow", type=float, metavar="S", help=f"of long suites that take {SLOW} s or more those that fit into S s of a processor")
-    parser.add_argument("--backwards", action="store_true", help="draw from the other end, so that few suites are in both draws")
-    parser.add_argument("--cells", type=int, metavar="N", help="of a grid one cell in N [6; 2 with --all; 1 for what is named]")
-    parser.add_argument("--patience", type=float, default=1, help="multiplies every timeout")
+    parser.add_argument("--patience", type=float, help="multiplies every timeout [1; 5 of asan, 10 of tsan]")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)) + 2,
                         help="suites at a time [two more than there are processors: some sleep]")
     options = parser.parse_intermixed_args()
+    options.shares, options.seed = Shares(options.run), base_seed()
+    options.patience, options.filter = options.patience or PATIENCE.get(options.run, 1), FILTER.get(options.run)
 
     if options.list:
-        tests = introspect("--tests", options.folder)
-        print("\n".join(dict.fromkeys(name_of(test) + (" (long)" if is_long(test) else "") for test in tests)))
+        tests, quick = introspect("--tests", options.folder), Shares("quick")
+        print("\n".join(dict.fromkeys(name_of(test) + ("" if quick.cell(test) != "-" else " (long)") for test in tests)))
         return 0
-    tests = drawn(chosen(options), options)
+    tests = chosen(options)
     folder = pathlib.Path(options.folder).absolute()
     if options.targets:
         needed = {target for test in tests for target in test["depends"]}
@@ -389,6 +376,7 @@ def main():
         print(" ".join(os.path.relpath(file, folder) for file in files))
         return 0
 
+    print(f"Seeds from {options.seed} (SEED_BASE={options.seed} has them again)", flush=True)
     reports = folder / "reports"
     shutil.rmtree(reports, ignore_errors=True)
     reports.mkdir(parents=True)

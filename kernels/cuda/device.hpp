@@ -1,5 +1,5 @@
 // What a launch may ask of the calling thread's device. Defined beside the driver table: in
-// cuda/driver.cpp by the CUDA runtime, in emulator/driver.cpp for the host.
+// driver.cpp by the CUDA runtime.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +10,7 @@ namespace tessera::kernels::cuda {
 int multiprocessors();
 // Shared memory that a block may have, at least kSharedBytes; as cheap.
 std::size_t most_shared_bytes();
-// Whether kernels/*_hopper.cu run there: on sm_90, where the module has code for it. The emulated
-// GPU has them unless a test says no.
+// Whether kernels/*_hopper.cu run there: on sm_90, where the module has code for it.
 bool has_warpgroup_products();
 
 }  // namespace tessera::kernels::cuda

@@ -5,7 +5,7 @@
 // throws, prints or reads the environment. Streams do not synchronise with the legacy default
 // stream, events carry no time, and a host that blocks on one sleeps instead of spinning: several
 // ranks share the processors.
-#include "tessera/device/driver.hpp"
+#include "tessera/detail/device/driver.hpp"
 
 #include <cublasLt.h>
 #include <cuda.h>

@@ -6,7 +6,7 @@
 
 #include <cstdio>
 
-#include "tessera/device/driver.hpp"
+#include "tessera/detail/device/driver.hpp"
 
 namespace tessera::kernels::cuda {
 

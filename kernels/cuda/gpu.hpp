@@ -12,12 +12,8 @@
 //
 // `Thread` is one thread of a block: its number in block and grid, barriers, shared memory,
 // shuffles within its warp. Every thread of a block, or of a warp, that has not returned takes part
-// in the block's barriers, or the warp's shuffles. nvcc compiles bodies for the hardware; another
-// compiler for the emulated GPU, in which threads are fibers and a barrier ends a fiber's turn.
+// in the block's barriers, or the warp's shuffles. What a thread is follows from the include path:
+// hardware/ for nvcc, another folder for who runs the same bodies elsewhere.
 #pragma once
 
-#ifdef __CUDACC__
-#include "kernels/cuda/thread.hpp"
-#else
-#include "kernels/cuda/emulated_thread.hpp"
-#endif
+#include <gpu_thread.hpp>

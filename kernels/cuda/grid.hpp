@@ -1,5 +1,4 @@
-// The sizes of a launch on a GPU, on the hardware and on the emulated one; see
-// kernels/cuda/gpu.hpp.
+// The sizes of a launch on a GPU; see kernels/cuda/gpu.hpp.
 #pragma once
 
 #include <cstddef>

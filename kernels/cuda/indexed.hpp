@@ -122,8 +122,8 @@ inline void copy_rows(const Rows& rows, DType dtype, Exec& exec, bool leaves_els
             });
 }
 
-// table[o, ids[j], :] += scale * rows[o, j, :], as by_id.hpp says; `order` is order_by_id's of the
-// ids. Integers take no scale.
+// table[o, ids[j], :] += scale * rows[o, j, :], as rows_by_id.hpp says; `order` is order_by_id's of
+// the ids. Integers take no scale.
 void add_rows(const Rows& rows, const std::int32_t* order, void* workspace, DType from, DType to,
               double scale, Exec& exec);
 

@@ -1,9 +1,9 @@
 // The bodies of the driver modules by name: each defined in kernels/<op>.cu, collected in
-// kernels/cuda/table.cpp. What libraries compute is defined in cuda/blas.cpp and cuda/cudnn.cpp,
-// and in emulator/libraries.cpp.
+// kernels/cuda/module_table.cpp. What libraries compute is defined in cuda/blas.cpp and
+// cuda/cudnn.cpp.
 #pragma once
 
-#include "kernels/table.hpp"
+#include "kernels/kernel_table.hpp"
 
 namespace tessera::kernels::cuda {
 

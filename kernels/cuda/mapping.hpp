@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "tessera/device/driver.hpp"
+#include "tessera/detail/device/driver.hpp"
 
 namespace tessera::kernels::cuda {
 

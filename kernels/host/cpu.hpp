@@ -1,7 +1,8 @@
-// The CPU's bodies by name: each defined in kernels/<op>.cpp, collected in kernels/table.cpp.
+// The CPU's bodies by name: each defined in kernels/<op>.cpp, collected in
+// kernels/kernel_table.cpp.
 #pragma once
 
-#include "kernels/table.hpp"
+#include "kernels/kernel_table.hpp"
 
 namespace tessera::kernels::cpu {
 

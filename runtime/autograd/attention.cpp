@@ -11,7 +11,6 @@
 
 namespace tessera {
 
-using autograd::broadcasts_to;
 using autograd::Expensive;
 using autograd::Gradients;
 using autograd::record;
@@ -226,7 +225,7 @@ struct Scores {
     return raw::reshape(x, {x.size(0), k.size(1), rows, x.size(3)});
   }
   Tensor dropped(const Tensor& x) const {
-    return dropout(x, options.dropout, options.dropout_key, options.dropout_offset);
+    return dropout(x, options.dropout, options.dropout_key, options.dropout_offset.value_or(0));
   }
 
   // Whether a key takes part, undefined where all do.
@@ -318,6 +317,7 @@ Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tens
   const Tensor keys = s.wide(k), values = s.wide(v);
   const Tensor queries = raw::mul(s.wide(q), s.scale);
   const Tensor weights = s.weights(queries, keys);
+  if (!options.dropout_offset) s.options.dropout_offset = autograd::dropout_offset(weights);
   const auto product = [&] {
     return std::array{
         raw::cast(raw::reshape(raw::matmul(s.grouped(s.dropped(weights), keys), values),

@@ -6,6 +6,11 @@
 // Every begin and end has a number between those of the nodes before and after it. Backward takes
 // the steps back in one order, and before it runs a node, all those with greater numbers. So a node
 // says when a step is due, and never which: the order is that of the calls, on every rank alike.
+//
+// A forward that goes on is one in parts: of the calls that have ended in those that still run, a
+// pass goes back along what it reaches, and what is gone. The others it leaves to a later pass.
+//
+//   root( a( ) b( ) loss of b goes backward: b( )   ...   ) backward of what a gave: root( a( ) )
 #pragma once
 
 #include <cstdint>
@@ -17,6 +22,8 @@
 #include "tessera/autograd/node.hpp"
 
 namespace tessera::autograd {
+
+struct CallGraph;
 
 class CallTree {
  public:
@@ -30,7 +37,10 @@ class CallTree {
     std::shared_ptr<Region> region;  // null of a recomputed function
     std::uint64_t number;
     enum Kind : std::uint8_t { begin, end, begin_recomputed, end_recomputed } kind;
+    std::weak_ptr<CallGraph> graph{};  // of a begin: gone once no node made inside could run
   };
+  // Whether a node is reached whose number lies between these.
+  using IsReached = std::function<bool(std::uint64_t, std::uint64_t)>;
 
   // --- forward ---
   void add(Mark mark) { marks_.push_back(std::move(mark)); }
@@ -38,36 +48,47 @@ class CallTree {
   bool has(const std::function<bool(Region&)>& f) const;
 
   // --- backward ---
-  // Goes to the last mark, from where the way back begins. Calls that still run are told.
-  void rewind();
+  // Goes to the last mark, from where the way back begins: of a forward that goes on, in parts.
+  // Calls that still run are told.
+  void rewind(const IsReached& is_reached);
   // The number of the next step; 0 when all are taken.
   std::uint64_t next() const noexcept { return at_ < steps_.size() ? steps_[at_].number : 0; }
   void step();
   // f(region, whether it begins) of the steps that come next, until f says false.
   void for_each_upcoming(const std::function<bool(Region&, bool)>& f) const;
-  // The way back is over. Of a forward that goes on the calls that have ended are forgotten, unless
-  // their graph is retained.
+  // The way back is over. Of a forward that goes on its calls are forgotten, unless their graph is
+  // retained.
   void finish(bool is_retained);
 
   std::weak_ptr<CallGraph> graph;  // gone once there is no node that backward could run
   bool is_walked = false;          // by the running backward
+  bool goes_on = true;             // its outermost call has not ended
 
  private:
+  // Marks from `first` to the one of `end`.
+  struct Part {
+    std::size_t first, end;
+  };
+  std::vector<Part> parts(std::vector<std::size_t>& begun) const;  // and what has not ended
+  void rewind(const Part& part);
+
   struct Step {
     Region* region;
     std::uint64_t number;
     bool begins;
   };
   const std::uint64_t forward_;
-  std::deque<Mark> marks_;   // in order of forward; in small pieces, which malloc has at hand
-  std::vector<Step> steps_;  // in order of backward
+  std::deque<Mark> marks_;    // in order of forward; in small pieces, which malloc has at hand
+  std::vector<Part> walked_;  // of a forward that goes on, by the running backward
+  std::vector<Step> steps_;   // in order of backward
   std::size_t at_ = 0;
 };
 
-// What the nodes of a forward hold.
+// What the nodes hold that are made in a call, or in a recomputed function.
 struct CallGraph {
   std::shared_ptr<CallTree> tree;
-  std::vector<std::shared_ptr<const void>> kept;  // of what its regions need
+  std::shared_ptr<CallGraph> around;              // null of the outermost, which has
+  std::vector<std::shared_ptr<const void>> kept;  // what the forward's regions need
 };
 
 }  // namespace tessera::autograd

@@ -7,9 +7,9 @@
 #include "runtime/autograd/step_draws.hpp"
 #include "runtime/autograd/step_watcher.hpp"
 #include "tessera/autograd/node.hpp"
-#include "tessera/device/captured_work.hpp"
+#include "tessera/detail/device/captured_work.hpp"
+#include "tessera/detail/memory/step_memory.hpp"
 #include "tessera/device/device_context.hpp"
-#include "tessera/memory/step_memory.hpp"
 #include "tessera/tensor/ops.hpp"
 
 namespace tessera {
@@ -80,7 +80,7 @@ class CapturedStep::Impl {
  private:
   // A plan's too, which so counts what a step has for itself.
   bool is_gpu() const { return device_.kind() == DeviceKind::cuda && !device_.is_host(); }
-  static std::int64_t random_row() { return autograd::random_state().first_row; }
+  static std::optional<std::int64_t> random_row() { return autograd::random_state().first_row; }
 
   // Into tensors that stay where they are.
   void take(const std::vector<Tensor>& inputs) {
@@ -129,7 +129,7 @@ class CapturedStep::Impl {
     const std::optional<std::uint64_t> before = std::exchange(last_, std::nullopt);
     why_not_ = "memory of the step changed hands since the call before";
     is_steady_ = false;
-    const std::int64_t row = random_row();
+    const std::optional<std::int64_t> row = random_row();
     run();
     last_ = watcher_.fingerprint();
     is_steady_ = before == last_;
@@ -220,10 +220,10 @@ class CapturedStep::Impl {
   Decisions decisions_;                // at its end
   bool has_decided_ = false;           // otherwise since
   std::optional<CapturedWork> work_;
-  std::uint64_t captured_ = 0;                 // its fingerprint
-  std::int64_t first_row_ = 0, last_row_ = 0;  // of the random state, before and after it
-  std::uint64_t draws_ = 0;                    // that it takes
-  std::deque<Event> ends_;                     // of the last two replays
+  std::uint64_t captured_ = 0;                        // its fingerprint
+  std::optional<std::int64_t> first_row_, last_row_;  // of the random state, before and after it
+  std::uint64_t draws_ = 0;                           // that it takes
+  std::deque<Event> ends_;                            // of the last two replays
 };
 
 CapturedStep::CapturedStep(const Device& device, Function function)

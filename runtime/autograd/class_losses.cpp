@@ -179,7 +179,7 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets, const ClassLos
                               ? rows
                               : Tensor::empty(rows.shape(), rows.dtype(), rows.device());
         if (rows.numel() > 0)
-          autograd::logits::logit_gradients(dx, rows, t.index, lse.get(), raw::contiguous(scale), 1,
+          autograd::logits::logit_gradients(dx, rows, t.index, lse.get(), raw::contiguous(scale),
                                             false, ignored);
         if (smoothing > 0 && rows.numel() > 0) {
           raw::scatter_add_into(dx, 1, column(t.index), column(raw::cast(evenly, dx.dtype())));

@@ -13,7 +13,7 @@
 
 #include "runtime/autograd/logits.hpp"
 #include "runtime/autograd/operands.hpp"
-#include "runtime/tensor/computed.hpp"
+#include "runtime/tensor/expect_operand.hpp"
 #include "tessera/autograd/ops.hpp"
 #include "tessera/memory/memory.hpp"
 
@@ -33,7 +33,7 @@ namespace {
 // of a loss whose gradient is `of`.
 struct MadeGradients {
   Tensor x, weight, bias;
-  Tensor of;  // []
+  double of = 0;
 
   // Those of a loss of gradient `g`, in place where nobody needs them again.
   Tensor scaled(const Tensor& made, const Tensor& factor, bool are_kept) const {
@@ -56,8 +56,8 @@ struct MadeGradients {
 
 // What the chunks of one linear_cross_entropy share.
 struct Chunked {
-  Saved x, weight, bias, targets, lse;  // x [N, in]
-  Shape x_shape;                        // as it was given
+  Saved x, weight, bias, targets, lse, divisor;  // x [N, in]
+  Shape x_shape;                                 // as it was given
   std::int64_t chunk_rows;
 
   std::int64_t rows() const { return targets.get().size(0); }
@@ -77,15 +77,16 @@ struct Chunked {
     }
   }
   void backward(const Tensor& gradient, Gradients& out) const;
-  void add(const MadeGradients& to, std::int64_t begin, std::int64_t end, const Tensor& logits,
-           const Tensor& loss) const;
+  void add(const MadeGradients& to, const Tensor& scale, std::int64_t begin, std::int64_t end,
+           const Tensor& logits, const Tensor& loss) const;
 };
 
-// The losses and gradients of a chunk: those of the logits overwrite them.
-void Chunked::add(const MadeGradients& to, std::int64_t begin, std::int64_t end,
-                  const Tensor& logits, const Tensor& loss) const {
+// The losses and gradients of a chunk, for a sum of gradient `scale`: those of the logits overwrite
+// them.
+void Chunked::add(const MadeGradients& to, const Tensor& scale, std::int64_t begin,
+                  std::int64_t end, const Tensor& logits, const Tensor& loss) const {
   const double beta = begin == 0 ? 0 : 1;
-  losses_and_gradients(loss, logits, raw::slice(targets.get(), 0, begin, end), to.of, rows());
+  losses_and_gradients(loss, logits, raw::slice(targets.get(), 0, begin, end), scale);
   if (to.x.defined())
     raw::matmul_into(raw::slice(to.x, 0, begin, end), logits, weight.get(), Transpose::no,
                      Transpose::no, 1, 0);
@@ -102,10 +103,10 @@ void Chunked::backward(const Tensor& gradient, Gradients& out) const {
   if (out.wants(1)) d_weight.emplace(out, 1, weight.get());
   if (out.wants(2)) d_bias.emplace(out, 2, bias.get());
   {
-    const Tensor chunk = buffer();
+    const Tensor chunk = buffer(), scale = raw::binary(raw::Binary::div, gradient, divisor.get());
     for_each(chunk, [&](std::int64_t begin, std::int64_t end, const Tensor& logits) {
       logit_gradients(logits, logits, raw::slice(targets.get(), 0, begin, end),
-                      raw::slice(lse.get(), 0, begin, end), gradient, rows());
+                      raw::slice(lse.get(), 0, begin, end), scale);
       if (dx.defined())
         raw::matmul_into(raw::slice(dx, 0, begin, end), logits, weight.get(), Transpose::no,
                          Transpose::no, 1, 0);
@@ -124,8 +125,24 @@ void Chunked::backward(const Tensor& gradient, Gradients& out) const {
 
 }  // namespace
 
+Tensor detail::count_targets(const Tensor& targets, std::int32_t least, DType dtype) {
+  const Device& device = targets.device();
+  const Tensor count = Tensor::empty({}, dtype, device);
+  if (device.is_meta()) return count;
+  launch("count_targets", device, table(device).count_targets,
+         kernels::CountTargetsArgs{count.data(), targets.data(), targets.numel(), kIgnoredTarget,
+                                   least, dtype, targets.dtype()},
+         {reads(targets), writes(count)});
+  return count;
+}
+
 Tensor cross_entropy(const Tensor& input, const Tensor& target, Caller at) {
   const CallSite site("cross_entropy", at);
+  return detail::cross_entropy(input, target, {});
+}
+
+Tensor detail::cross_entropy(const Tensor& input, const Tensor& target, const TargetCount& count) {
+  const CallSite site("cross_entropy");
   autograd::expect_floating(input);
   TESSERA_EXPECT(input.ndim() == 2, "cross_entropy: logits are ", input.shape(),
                  "; expected [N, V]");
@@ -136,16 +153,18 @@ Tensor cross_entropy(const Tensor& input, const Tensor& target, Caller at) {
   const std::int64_t rows = logits.size(0);
   Tensor loss = Tensor::empty({rows}, dtype, device), lse = Tensor::empty({rows}, dtype, device);
   losses(loss, lse, logits, targets);
-  return record("cross_entropy", {input}, raw::reduce_all(raw::Reduction::mean, loss),
-                [logits = Saved(logits), targets = Saved(targets), lse = Saved(lse)](
-                    const Tensor& g, Gradients& out) {
+  const Tensor divisor = divisor_of("cross_entropy", targets, count, dtype);
+  return record("cross_entropy", {input}, mean_of(loss, divisor),
+                [logits = Saved(logits), targets = Saved(targets), lse = Saved(lse),
+                 divisor = Saved(divisor)](const Tensor& g, Gradients& out) {
                   const Tensor& x = logits.get();
                   // Their gradient overwrites the logits unless somebody else holds them, or they
                   // are needed again.
                   Tensor dx = x.storage().use_count() == 1 && !out.graph_is_retained()
                                   ? x
                                   : Tensor::empty(x.shape(), x.dtype(), x.device());
-                  logit_gradients(dx, x, targets.get(), lse.get(), g, x.size(0));
+                  logit_gradients(dx, x, targets.get(), lse.get(),
+                                  raw::binary(raw::Binary::div, g, divisor.get()));
                   out.set(0, dx);
                 });
 }
@@ -157,8 +176,8 @@ void detail::check_loss_gradient(const char* function, std::optional<double> gra
 }
 
 Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor& bias,
-                            const Tensor& target, std::int64_t chunk_rows,
-                            std::optional<double> gradient, Caller at) {
+                            const Tensor& target, std::int64_t chunk_rows, const LossOrder& order,
+                            Caller at) {
   const CallSite site("linear_cross_entropy", at);
   autograd::expect_floating(x);
   TESSERA_EXPECT(weight.ndim() == 2 && x.ndim() >= 1 && x.size(-1) == weight.size(1) &&
@@ -169,43 +188,48 @@ Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor&
   detail::expect_bias("linear_cross_entropy", bias, weight.size(0), x.dtype());
   TESSERA_EXPECT(chunk_rows > 0, "linear_cross_entropy: chunks of ", chunk_rows,
                  " rows; expected at least 1");
+  const std::optional<double> gradient = order.gradient;
   detail::check_loss_gradient("linear_cross_entropy", gradient);
   const std::int64_t rows =
       Shape(std::span(x.shape().begin(), static_cast<std::size_t>(x.ndim() - 1))).numel();
   check_targets("linear_cross_entropy", target, rows, weight.size(0));
   const Device& device = detail::common_device("linear_cross_entropy", weight, target);
   const DType dtype = statistics_dtype(x.dtype());
-  const Tensor loss = Tensor::empty({rows}, dtype, device);
+  const Tensor loss = Tensor::empty({rows}, dtype, device), targets = raw::contiguous(target),
+               divisor = divisor_of("linear_cross_entropy", targets, order.count, dtype);
   Chunked chunks{Saved(raw::contiguous(raw::reshape(x, {rows, weight.size(1)}))),
                  Saved(weight),
                  Saved(bias),
-                 Saved(raw::contiguous(target)),
+                 Saved(targets),
                  {},
+                 Saved(divisor),
                  x.shape(),
                  chunk_rows};
   MadeGradients made;
+  Tensor scale;
   if (gradient && autograd::grad_enabled()) {
     const OwnerGuard owner(device, "gradients of the loss");
     const auto make = [&](const Tensor& of, const Shape& shape) {
       return of.defined() && of.requires_grad() ? Tensor::empty(shape, dtype, device) : Tensor();
     };
     made = {make(x, {rows, weight.size(1)}), make(weight, weight.shape()),
-            make(bias, {weight.size(0)}), Tensor::full({}, *gradient, dtype, device)};
+            make(bias, {weight.size(0)}), *gradient};
+    scale = raw::binary(raw::Binary::div, *gradient, divisor);
   }
-  const bool are_made = made.of.defined();
+  const bool are_made = scale.defined();
   const Tensor lse = are_made ? Tensor() : Tensor::empty({rows}, dtype, device);
   {
     const Tensor chunk = chunks.buffer();
     chunks.for_each(chunk, [&](std::int64_t begin, std::int64_t end, const Tensor& logits) {
       const Tensor some = raw::slice(loss, 0, begin, end);
       if (are_made)
-        chunks.add(made, begin, end, logits, some);
+        chunks.add(made, scale, begin, end, logits, some);
       else
         losses(some, raw::slice(lse, 0, begin, end), logits,
                raw::slice(chunks.targets.get(), 0, begin, end));
     });
   }
-  const Tensor mean = raw::reduce_all(raw::Reduction::mean, loss);
+  const Tensor mean = mean_of(loss, divisor);
   chunks.lse = Saved(lse);
   if (!are_made)
     return record("linear_cross_entropy", {x, weight, bias}, mean,
@@ -213,10 +237,9 @@ Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor&
   // Saved behind the chunks: the second run of a recomputed function makes what is saved.
   return record(
       "linear_cross_entropy", {x, weight, bias}, mean,
-      [d_x = Saved(made.x), d_weight = Saved(made.weight), d_bias = Saved(made.bias),
-       of = Saved(made.of), shape = x.shape(), dtype = x.dtype()](const Tensor& g, Gradients& out) {
-        MadeGradients{d_x.get(), d_weight.get(), d_bias.get(), of.get()}.hand_on(g, shape, dtype,
-                                                                                 out);
+      [d_x = Saved(made.x), d_weight = Saved(made.weight), d_bias = Saved(made.bias), of = made.of,
+       shape = x.shape(), dtype = x.dtype()](const Tensor& g, Gradients& out) {
+        MadeGradients{d_x.get(), d_weight.get(), d_bias.get(), of}.hand_on(g, shape, dtype, out);
       });
 }
 

@@ -1,6 +1,10 @@
 #include "tessera/autograd/custom_op.hpp"
 
+#include <algorithm>
+#include <optional>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "runtime/tensor/launch.hpp"
 
@@ -43,6 +47,96 @@ void CustomOp::launch(const Tensor& out, std::span<const Tensor> inputs, const B
   detail::launch_body(name_, out.device(), body,
                       {reads(in[0]), reads(in[1]), reads(in[2]), reads(in[3]), reads(in[4]),
                        reads(in[5]), detail::writes(out)});
+}
+
+void CustomOp::prepare(std::span<Operand> operands) const {
+  std::optional<Device> device;
+  std::size_t input = 0;
+  for (Operand& each : operands) {
+    Tensor& x = each.tensor;
+    if (each.is_out) continue;
+    if (x.defined()) {
+      expect(x.dtype() == each.dtype, "input ", input, " is ", x.dtype(), ", its body takes ",
+             each.dtype, "; cast it first");
+      expect(x.device().kind() != DeviceKind::cuda, "input ", input,
+             " lies on a GPU, and this body runs on the CPU");
+      if (!device) device = x.device();
+      expect(x.device() == *device, "input ", input,
+             " lies on another device than those before it; move it there");
+      x = raw::contiguous(x);
+    }
+    ++input;
+  }
+  expect(device.has_value(),
+         "all inputs are undefined; give one that says on which device it runs");
+  for (Operand& each : operands)
+    if (each.is_out) each.tensor = Tensor::empty(each.shape, each.dtype, *device);
+}
+
+Tensor CustomOp::table_of(std::span<std::byte* const> addresses, const Device& device) {
+  std::vector<std::int64_t> values;
+  for (std::byte* const at : addresses) values.push_back(reinterpret_cast<std::int64_t>(at));
+  return Tensor::from(values, {static_cast<std::int64_t>(values.size())}, device);
+}
+
+// What others hold back comes first: they have room for as many operands as ours have.
+void CustomOp::launch(std::span<const Operand> operands, const Tensor& table,
+                      const Body& body) const {
+  std::vector<Access> accesses;
+  Cost cost;
+  const auto add = [&](const Tensor& t, AccessMode mode) {
+    if (!t.defined() || t.numel() == 0) return;
+    accesses.push_back(t.access(mode));
+    (mode == AccessMode::read ? t.storage()->last_op : t.storage()->last_writer) = name_;
+    cost.bytes += static_cast<double>(t.numel()) * static_cast<double>(size_bytes(t.dtype()));
+  };
+  for (const Operand& each : operands)
+    add(each.tensor, each.is_out ? AccessMode::write : AccessMode::read);
+  add(table, AccessMode::read);
+  const auto made = std::ranges::find(operands, true, &Operand::is_out);
+  const Device& device = made->tensor.device();
+  device.context().submit_held();
+  device.compute().launch({.name = name_, .cost = cost, .accesses = accesses}, body);
+}
+
+// A node for each result, which hands its gradient on to one that they have in common, and that
+// runs behind them.
+void CustomOp::record_all(std::span<const Tensor> inputs, std::span<Tensor> out,
+                          BackwardOfAll backward) const {
+  struct Result {
+    Shape shape;
+    DType dtype;
+  };
+  struct Joint {
+    std::vector<Result> results;
+    std::vector<Tensor> gradients{};  // that have arrived; empty for none
+  };
+  const auto joint = std::make_shared<Joint>();
+  for (const Tensor& each : out) joint->results.push_back({each.shape(), each.dtype()});
+  const auto run = [joint, backward = std::move(backward)](const Tensor& token,
+                                                           autograd::Gradients& to) {
+    std::vector<Tensor> gradients = std::exchange(joint->gradients, {});
+    for (std::size_t i = 0; i < gradients.size(); ++i)
+      if (const auto& [shape, dtype] = joint->results[i];
+          !gradients[i].defined() && is_floating(dtype))
+        gradients[i] = Tensor::zeros(shape, dtype, token.device());
+    backward(gradients, to);
+  };
+  const Tensor token =
+      autograd::record(name_, inputs, Tensor::empty({0}, f32, out.front().device()), run);
+  if (!token.history()) return;
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    if (!is_floating(out[i].dtype())) continue;
+    out[i] = autograd::record(name_, {token}, out[i],
+                              [joint, i](const Tensor& gradient, autograd::Gradients& to) {
+                                if (joint->gradients.empty()) {
+                                  joint->gradients.resize(joint->results.size());
+                                  to.set(0, Tensor::empty({0}, f32, gradient.device()));
+                                }
+                                Tensor& held = joint->gradients[i];
+                                held = held.defined() ? raw::add(held, gradient) : gradient;
+                              });
+  }
 }
 
 void CustomOp::fail(const std::string& what) const {

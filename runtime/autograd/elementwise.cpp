@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numbers>
 
 #include "runtime/autograd/fp8_input.hpp"
 #include "runtime/autograd/gradient_sink.hpp"
@@ -45,10 +44,10 @@ Tensor slope_of(const Tensor& kept, const Tensor& g) {
 }
 
 // silu(gate) up, or its codes.
-Tensor gated(const Tensor& gate, const Tensor& up, std::optional<Fp8Recipe> rounded) {
-  if (!rounded) return raw::swiglu(gate, up);
+Tensor gated(const Tensor& gate, const Tensor& up, const InputForm& form) {
+  if (!form) return raw::swiglu(gate, up);
   autograd::expect_rounded("swiglu", gate);
-  return autograd::rounded_input(detail::SwigluOf{gate, up}, gate.shape(), *rounded);
+  return autograd::rounded_input(detail::SwigluOf{gate, up}, gate.shape(), *form.recipe());
 }
 
 // The gradient of input i, of `shape`, from that of a sum. Where it was broadcast along leading
@@ -67,6 +66,23 @@ void set_summed(Gradients& out, int i, const Tensor& g, const Shape& shape) {
                      raw::reshape(raw::contiguous(g), {g.numel() / columns, columns}), sink->scale,
                      sink->accumulate ? raw::Accumulate::yes : raw::Accumulate::no);
 }
+
+// A tensor in the expressions of unary.def, where each operator is a kernel.
+struct Value {
+  Tensor tensor;
+};
+Value operator-(const Value& x) { return {raw::neg(x.tensor)}; }
+Value operator*(const Value& a, const Value& b) { return {raw::mul(a.tensor, b.tensor)}; }
+Value operator*(const Value& a, double b) { return {raw::mul(a.tensor, b)}; }
+Value operator/(const Value& a, const Value& b) {
+  return {raw::binary(Binary::div, a.tensor, b.tensor)};
+}
+Value operator+(const Value& a, double b) { return {raw::binary(Binary::add, a.tensor, b)}; }
+Value exp(const Value& x) { return {raw::exp(x.tensor)}; }
+Value sin(const Value& x) { return {raw::unary(Unary::sin, x.tensor)}; }
+Value cos(const Value& x) { return {raw::unary(Unary::cos, x.tensor)}; }
+Value sign(const Value& x) { return {raw::unary(Unary::sign, x.tensor)}; }
+Value sigmoid(const Value& x) { return {raw::sigmoid(x.tensor)}; }
 
 // A function of steps.
 Tensor steps(Unary op, const Tensor& x) {
@@ -294,86 +310,30 @@ Tensor masked_fill(const Tensor& x, const Tensor& mask, double value, Caller at)
   return where(mask, value, x);
 }
 
-Tensor exp(const Tensor& x, Caller at) {
-  const CallSite site("exp", at);
-  return function(Unary::exp, x, Keeps::result, raw::mul);
-}
-Tensor expm1(const Tensor& x, Caller at) {
-  const CallSite site("expm1", at);
-  return function(Unary::expm1, x, Keeps::result, [](const Tensor& y, const Tensor& g) {
-    return raw::mul(g, raw::binary(Binary::add, y, 1));
-  });
-}
-Tensor log(const Tensor& x, Caller at) {
-  const CallSite site("log", at);
-  return function(Unary::log, x, Keeps::operand, [](const Tensor& kept, const Tensor& g) {
-    return raw::binary(Binary::div, g, kept);
-  });
-}
-Tensor log1p(const Tensor& x, Caller at) {
-  const CallSite site("log1p", at);
-  return function(Unary::log1p, x, Keeps::operand, [](const Tensor& kept, const Tensor& g) {
-    return raw::binary(Binary::div, g, raw::binary(Binary::add, kept, 1));
-  });
-}
-Tensor sqrt(const Tensor& x, Caller at) {
-  const CallSite site("sqrt", at);
-  return function(Unary::sqrt, x, Keeps::result, [](const Tensor& y, const Tensor& g) {
-    return raw::mul(raw::binary(Binary::div, g, y), 0.5);
-  });
-}
-Tensor rsqrt(const Tensor& x, Caller at) {
-  const CallSite site("rsqrt", at);
-  return function(Unary::rsqrt, x, Keeps::result, [](const Tensor& y, const Tensor& g) {
-    return raw::mul(raw::mul(g, y), raw::mul(raw::mul(y, y), -0.5));
-  });
-}
-Tensor sin(const Tensor& x, Caller at) {
-  const CallSite site("sin", at);
-  return function(Unary::sin, x, Keeps::operand, [](const Tensor& kept, const Tensor& g) {
-    return raw::mul(g, raw::unary(Unary::cos, kept));
-  });
-}
-Tensor cos(const Tensor& x, Caller at) {
-  const CallSite site("cos", at);
-  return function(Unary::cos, x, Keeps::operand, [](const Tensor& kept, const Tensor& g) {
-    return raw::neg(raw::mul(g, raw::unary(Unary::sin, kept)));
-  });
-}
-Tensor tanh(const Tensor& x, Caller at) {
-  const CallSite site("tanh", at);
-  return function(Unary::tanh, x, Keeps::result, slope_of<Binary::tanh_backward>);
-}
-Tensor erf(const Tensor& x, Caller at) {
-  const CallSite site("erf", at);
-  return function(Unary::erf, x, Keeps::operand, [](const Tensor& kept, const Tensor& g) {
-    const Tensor bell = raw::exp(raw::neg(raw::mul(kept, kept)));
-    return raw::mul(g, raw::mul(bell, 2 * std::numbers::inv_sqrtpi));
-  });
-}
-Tensor abs(const Tensor& x, Caller at) {
-  const CallSite site("abs", at);
-  return function(Unary::abs, x, Keeps::operand, [](const Tensor& kept, const Tensor& g) {
-    return raw::mul(g, raw::unary(Unary::sign, kept));
-  });
-}
-Tensor sign(const Tensor& x, Caller at) {
-  const CallSite site("sign", at);
-  return steps(Unary::sign, x);
-}
-Tensor floor(const Tensor& x, Caller at) {
-  const CallSite site("floor", at);
-  return steps(Unary::floor, x);
-}
-Tensor round(const Tensor& x, Caller at) {
-  const CallSite site("round", at);
-  return steps(Unary::round, x);
-}
+// The rows of unary.def that say what their derivative is.
+#define TESSERA_UNARY(name, theirs, result, on_floats, on_integers, slope, ...) \
+  TESSERA_DEFINES_##slope(name, __VA_ARGS__)
+#define TESSERA_DEFINES_fused(name, keeps, ...)                                       \
+  Tensor name(const Tensor& x, Caller at) {                                           \
+    const CallSite site(#name, at);                                                   \
+    return function(Unary::name, x, Keeps::keeps, slope_of<Binary::name##_backward>); \
+  }
+#define TESSERA_DEFINES_composed(name, keeps, ...)                                                \
+  Tensor name(const Tensor& operand, Caller at) {                                                 \
+    const CallSite site(#name, at);                                                               \
+    return function(Unary::name, operand, Keeps::keeps, [](const Tensor& kept, const Tensor& g) { \
+      [[maybe_unused]] const Value x{kept}, y{g};                                                 \
+      return (__VA_ARGS__).tensor;                                                                \
+    });                                                                                           \
+  }
+#define TESSERA_DEFINES_steps(name, ...)    \
+  Tensor name(const Tensor& x, Caller at) { \
+    const CallSite site(#name, at);         \
+    return steps(Unary::name, x);           \
+  }
+#define TESSERA_DEFINES_own(...)
+#include "tessera/kernels/unary.def"
 
-Tensor relu(const Tensor& x, Caller at) {
-  const CallSite site("relu", at);
-  return function(Unary::relu, x, Keeps::operand, slope_of<Binary::relu_backward>);
-}
 Tensor leaky_relu(const Tensor& x, double slope, Caller at) {
   const CallSite site("leaky_relu", at);
   return where(x > 0, x, x * slope);
@@ -383,35 +343,13 @@ Tensor elu(const Tensor& x, double alpha, Caller at) {
   const CallSite site("elu", at);
   return where(x > 0, x, expm1(clamp(x, std::nullopt, 0)) * alpha);
 }
-Tensor gelu(const Tensor& x, Caller at) {
-  const CallSite site("gelu", at);
-  return function(Unary::gelu, x, Keeps::operand, slope_of<Binary::gelu_backward>);
-}
-Tensor gelu_exact(const Tensor& x, Caller at) {
-  const CallSite site("gelu_exact", at);
-  return function(Unary::gelu_exact, x, Keeps::operand, slope_of<Binary::gelu_exact_backward>);
-}
-Tensor sigmoid(const Tensor& x, Caller at) {
-  const CallSite site("sigmoid", at);
-  return function(Unary::sigmoid, x, Keeps::result, slope_of<Binary::sigmoid_backward>);
-}
-Tensor softplus(const Tensor& x, Caller at) {
-  const CallSite site("softplus", at);
-  return function(Unary::softplus, x, Keeps::operand, [](const Tensor& kept, const Tensor& g) {
-    return raw::mul(g, raw::sigmoid(kept));
-  });
-}
 Tensor log_sigmoid(const Tensor& x, Caller at) {
   const CallSite site("log_sigmoid", at);
   return neg(softplus(neg(x)));
 }
-Tensor silu(const Tensor& x, Caller at) {
-  const CallSite site("silu", at);
-  return function(Unary::silu, x, Keeps::operand, slope_of<Binary::silu_backward>);
-}
-Tensor swiglu(const Tensor& gate, const Tensor& up, std::optional<Fp8Recipe> rounded, Caller at) {
+Tensor swiglu(const Tensor& gate, const Tensor& up, InputForm form, Caller at) {
   const CallSite site("swiglu", at);
-  return record("swiglu", {gate, up}, gated(gate, up, rounded),
+  return record("swiglu", {gate, up}, gated(gate, up, form),
                 [gate = Saved(gate), up = Saved(up)](const Tensor& g, Gradients& out) mutable {
                   const bool again = out.graph_is_retained();
                   auto [d_gate, d_up] = again
@@ -421,10 +359,10 @@ Tensor swiglu(const Tensor& gate, const Tensor& up, std::optional<Fp8Recipe> rou
                   out.set(1, std::move(d_up));
                 });
 }
-Tensor swiglu(const Tensor& gate_up, std::optional<Fp8Recipe> rounded, Caller at) {
+Tensor swiglu(const Tensor& gate_up, InputForm form, Caller at) {
   const CallSite site("swiglu", at);
   const auto [gate, up] = raw::halves(gate_up);
-  return record("swiglu", {gate_up}, gated(gate, up, rounded),
+  return record("swiglu", {gate_up}, gated(gate, up, form),
                 [gate_up = Saved(gate_up)](const Tensor& g, Gradients& out) mutable {
                   out.set(0, out.graph_is_retained() ? raw::swiglu_backward(gate_up.get(), g)
                                                      : raw::swiglu_backward(gate_up.extract(), g));

@@ -24,6 +24,7 @@ struct ThreadState {
   std::uint64_t forwards = 0;
   std::uint64_t pass = 0;
   std::uint64_t outermost = 0;  // the pass that the running ones are nested in, while depth > 0
+  std::uint64_t running = 0;    // the number of the node that runs
   int depth = 0;
   std::vector<std::function<void()>> at_end;
 };
@@ -85,6 +86,16 @@ std::optional<GradientSink> Gradients::sink(int i) {
 bool grad_enabled() noexcept { return state().grad_enabled; }
 bool history_is_wanted() noexcept { return state().history_is_wanted; }
 bool runs_again() noexcept { return state().first_run != nullptr; }
+void note_captured(std::span<const Tensor> tensors) {
+  const ThreadState& s = state();
+  if (!s.first_run || !s.history_is_wanted || s.grad_enabled) return;
+  for (const Tensor& x : tensors)
+    if (x.defined() && x.history().node) s.first_run->note_captured(x);
+}
+void FirstRunGuard::note_captured(const Tensor& tensor) {
+  const auto is_same = [&](const Tensor& x) { return x.history().node == tensor.history().node; };
+  if (std::ranges::none_of(captured_, is_same)) captured_.push_back(tensor);
+}
 void note_use(const std::shared_ptr<Leaf>& leaf) {
   if (FirstRunGuard* const run = state().first_run) run->note_use(leaf);
 }
@@ -107,51 +118,59 @@ FirstRunGuard::~FirstRunGuard() {
 
 namespace {
 
-// The tree of this thread's forward; begins one, and says so, where there is none.
-CallTree& tree_of(ThreadState& s, bool& is_new) {
-  is_new = !s.calls;
-  if (is_new) {
-    s.calls = std::make_shared<CallGraph>();
-    s.calls->tree = std::make_shared<CallTree>(++s.forwards);
-    s.calls->tree->graph = s.calls;
-  }
+// What is made from here on is of a call, or a recomputed function, of its own: of this thread's
+// forward, which begins where there is none. Returns that.
+CallTree& begin_graph(ThreadState& s) {
+  const std::shared_ptr<CallGraph> around = s.calls;
+  s.calls = std::make_shared<CallGraph>();
+  s.calls->tree = around ? around->tree : std::make_shared<CallTree>(++s.forwards);
+  s.calls->around = around;
+  if (!around) s.calls->tree->graph = s.calls;
   return *s.calls->tree;
 }
 
-void end_forward(ThreadState& s) noexcept {
-  const std::shared_ptr<CallGraph> calls = std::exchange(s.calls, nullptr);
+// Back to the one around it.
+void end_graph(ThreadState& s, CallTree::Mark end) {
+  const std::shared_ptr<CallGraph> calls = s.calls;
+  calls->tree->add(std::move(end));
+  s.calls = calls->around;
+  if (s.calls) return;
+  calls->tree->goes_on = false;
   if (calls->tree->has([](Region&) { return true; })) s.waiting.push_back(calls->tree);
 }
 
 }  // namespace
 
-RegionGuard::RegionGuard(std::shared_ptr<Region> region, std::shared_ptr<const void> kept) {
+RegionGuard::RegionGuard(std::shared_ptr<Region> region, std::shared_ptr<const void> kept,
+                         std::uint64_t begins) {
   ThreadState& s = state();
   if (s.depth > 0) return;
   region_ = std::move(region);
-  tree_of(s, is_outermost_).add({region_, ++s.sequence, CallTree::Mark::begin});
-  if (kept) s.calls->kept.push_back(std::move(kept));
+  const std::uint64_t number = s.calls || begins == 0 ? next_number() : begins;
+  CallTree& tree = begin_graph(s);
+  tree.add({region_, number, CallTree::Mark::begin, s.calls});
+  if (kept) tree.graph.lock()->kept.push_back(std::move(kept));
 }
 RegionGuard::~RegionGuard() {
   if (!region_) return;
   ThreadState& s = state();
-  s.calls->tree->add({std::move(region_), ++s.sequence, CallTree::Mark::end});
-  if (is_outermost_) end_forward(s);
+  end_graph(s, {std::move(region_), ++s.sequence, CallTree::Mark::end});
 }
 
 RecomputedScope::RecomputedScope() {
   ThreadState& s = state();
   is_entry_ = s.depth == 0;
-  if (is_entry_)
-    tree_of(s, is_outermost_).add({nullptr, ++s.sequence, CallTree::Mark::begin_recomputed});
+  if (!is_entry_) return;
+  CallTree& tree = begin_graph(s);
+  tree.add({nullptr, ++s.sequence, CallTree::Mark::begin_recomputed, s.calls});
 }
 RecomputedScope::~RecomputedScope() {
   if (!is_entry_) return;
   ThreadState& s = state();
-  s.calls->tree->add({nullptr, ++s.sequence, CallTree::Mark::end_recomputed});
-  if (is_outermost_) end_forward(s);
+  end_graph(s, {nullptr, ++s.sequence, CallTree::Mark::end_recomputed});
 }
 
+std::uint64_t next_number() noexcept { return ++state().sequence; }
 void forget_forwards() noexcept { state().waiting.clear(); }
 std::uint64_t& forwards() noexcept { return state().forwards; }
 bool forget_forwards(const std::function<bool(Region&)>& is_mine) {
@@ -175,7 +194,10 @@ namespace {
 Tensor record_if(bool always, const char* name, std::span<const Tensor> inputs, Tensor out,
                  Backward backward) {
   ThreadState& s = state();
-  if (!s.grad_enabled) return out;
+  if (!s.grad_enabled) {
+    if (s.first_run) note_captured(inputs);
+    return out;
+  }
   auto node = std::make_shared<Node>();
   bool any = always;
   node->inputs.reserve(inputs.size());
@@ -222,13 +244,18 @@ class Walk {
   Walk(const Walk&) = delete;
   Walk& operator=(const Walk&) = delete;
 
+  // In order: from the last node.
   void add(const std::vector<std::shared_ptr<Node>>& reached) {
+    const CallTree::IsReached is_reached = [&](std::uint64_t begin, std::uint64_t end) {
+      const auto last = std::ranges::upper_bound(reached, end, std::greater(), sequence_of);
+      return last != reached.end() && (*last)->sequence > begin;
+    };
     for (const auto& node : reached)
-      if (node->calls) add(node->calls->tree);
+      if (node->calls) add(node->calls->tree, is_reached);
   }
-  void add(const std::shared_ptr<CallTree>& tree) {
+  void add(const std::shared_ptr<CallTree>& tree, const CallTree::IsReached& is_reached = {}) {
     if (std::exchange(tree->is_walked, true)) return;  // by a pass around this one, too
-    tree->rewind();
+    tree->rewind(is_reached);
     trees_.push_back(tree);
     if (!retain_graph_ || tree->graph.expired()) std::erase(s_.waiting, tree);
   }
@@ -254,6 +281,8 @@ class Walk {
   const CallTree* latest() const noexcept { return latest_; }
 
  private:
+  static std::uint64_t sequence_of(const std::shared_ptr<Node>& node) { return node->sequence; }
+
   ThreadState& s_;
   const bool retain_graph_;
   Walk* const before_;
@@ -279,6 +308,7 @@ class Engine {
  public:
   static void run(const std::shared_ptr<Node>& root, Tensor gradient, bool retain_graph) {
     ThreadState& s = state();
+    if (is_to_come(*root, s)) return accumulate({root, nullptr}, std::move(gradient));
     std::vector<std::shared_ptr<Node>> order = reachable(root, s);
     root->gradient = std::move(gradient);
     std::size_t done = 0;
@@ -317,13 +347,14 @@ class Engine {
     std::vector<std::shared_ptr<Node>> found;
     const auto visit = [&](const std::shared_ptr<Node>& node) {
       if (!node || node->pass == pass) return;
+      if (is_to_come(*node, s)) return;
       TESSERA_EXPECT(
           node->backward != nullptr, "backward: the graph behind '", node->name,
           "' has already run and was freed; call backward once per forward, or retain the "
           "graph in all backwards but the last");
-      TESSERA_EXPECT(node->pass < s.outermost, "backward: '", node->name,
-                     "' belongs to a pass that is running; a recomputed function may use its "
-                     "argument and parameters, not other tensors with history");
+      TESSERA_EXPECT(!is_of_running(*node, s), "backward: '", node->name,
+                     "' belongs to a pass that is running and has come to it already; give what a "
+                     "function reads in backward to it as an input");
       node->pass = pass;
       found.push_back(node);
     };
@@ -341,6 +372,13 @@ class Engine {
   }
 
  private:
+  static bool is_of_running(const Node& node, const ThreadState& s) {
+    return s.depth > 0 && node.pass >= s.outermost;
+  }
+  // A pass around the one that begins will run it: what a recomputed function has captured.
+  static bool is_to_come(const Node& node, const ThreadState& s) {
+    return is_of_running(node, s) && node.sequence < s.running;
+  }
   // An operation that uses the leaf will run in this pass, or one around it.
   static void count(Leaf& leaf, const ThreadState& s) {
     if (std::exchange(leaf.pass, s.outermost) != s.outermost) leaf.pending = 0;
@@ -369,13 +407,16 @@ class Engine {
       Gradients gradients(node.inputs, retain_graph);
       const Tensor gradient = std::exchange(node.gradient, {});
       const auto around = std::exchange(s.calls, node.calls);
+      const std::uint64_t running = std::exchange(s.running, node.sequence);
       try {
         node.backward(gradient, gradients);
       } catch (...) {
         s.calls = around;
+        s.running = running;
         throw;
       }
       s.calls = around;
+      s.running = running;
     }
     for (const auto& leaf : node.uses)
       if (leaf->pending == 0) leaf->on_last_contribution();

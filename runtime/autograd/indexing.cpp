@@ -240,14 +240,9 @@ Tensor at_positions(const Tensor& y, const std::vector<Placed>& placed) {
 }
 
 Tensor sliced(const Tensor& y, int d, const Range& range) {
-  const std::int64_t n = y.shape()[d];
   TESSERA_EXPECT(range.step > 0, "index: a step of ", range.step,
                  "; expected at least 1 (flip reverses)");
-  const auto clamped = [n](std::int64_t i) {
-    return std::clamp(i < 0 ? i + n : i, std::int64_t{0}, n);
-  };
-  const std::int64_t begin = clamped(range.begin.value_or(0)), end = clamped(range.end.value_or(n));
-  return slice(y, d, begin, std::max(begin, end), range.step);
+  return slice(y, d, range.begin.value_or(0), range.end.value_or(y.shape()[d]), range.step);
 }
 
 }  // namespace

@@ -2,8 +2,8 @@
 // gradients go straight to the parameter's gradient sink, scaled, added when something is there.
 #include "runtime/autograd/gradient_sink.hpp"
 #include "runtime/autograd/operands.hpp"
-#include "runtime/tensor/by_id.hpp"
 #include "runtime/tensor/launch.hpp"
+#include "runtime/tensor/rows_by_id.hpp"
 #include "tessera/autograd/ops.hpp"
 
 namespace tessera {

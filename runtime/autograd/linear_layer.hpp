@@ -5,7 +5,7 @@
 #pragma once
 
 #include "runtime/autograd/gradient_sink.hpp"
-#include "runtime/tensor/computed.hpp"
+#include "runtime/tensor/expect_operand.hpp"
 
 namespace tessera::autograd {
 

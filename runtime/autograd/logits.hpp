@@ -2,16 +2,13 @@
 // that arrives in parts. For the .cpp files of operations.
 #pragma once
 
-#include <limits>
 #include <optional>
 
 #include "runtime/autograd/gradient_sink.hpp"
 #include "runtime/tensor/launch.hpp"
+#include "tessera/autograd/losses.hpp"
 
 namespace tessera::autograd::logits {
-
-// No target is ignored: the mean is over all rows.
-inline constexpr int kNoIndex = std::numeric_limits<std::int32_t>::min();
 
 inline void check_targets(const char* name, const Tensor& target, std::int64_t rows,
                           std::int64_t vocab) {
@@ -23,10 +20,27 @@ inline void check_targets(const char* name, const Tensor& target, std::int64_t r
                  "]; the mean of nothing is undefined");
 }
 
+// What the mean divides by, [] of `dtype`: how many of the contiguous targets are not ignored, or
+// each rank's share of `count`; of none as of one.
+inline Tensor divisor_of(const char* name, const Tensor& targets, const TargetCount& count,
+                         DType dtype) {
+  if (!count.all.defined()) return tessera::detail::count_targets(targets, 1, dtype);
+  TESSERA_EXPECT(count.all.ndim() == 0 && count.all.dtype() == f32 && count.ranks > 0, name,
+                 ": the count of targets is ", count.all.shape(), " of ", count.all.dtype(),
+                 ", of ", count.ranks, " ranks; expected [] of f32, as dist::count_targets gives");
+  tessera::detail::common_device(name, targets, count.all);
+  const Tensor all = raw::binary(raw::Binary::max, raw::cast(count.all, dtype), 1);
+  return raw::mul(all, 1.0 / count.ranks);
+}
+inline Tensor mean_of(const Tensor& loss, const Tensor& divisor) {
+  return raw::binary(raw::Binary::div, raw::reduce_all(raw::Reduction::sum, loss), divisor);
+}
+
 // loss and lse of rows of contiguous logits. `is_part`: where a target is -1, it lies in another
 // part of the vocabulary. Where it is `ignored`, the row has neither loss nor gradient.
 inline void losses(const Tensor& loss, const Tensor& lse, const Tensor& logits,
-                   const Tensor& targets, bool is_part = false, std::int32_t ignored = kNoIndex) {
+                   const Tensor& targets, bool is_part = false,
+                   std::int32_t ignored = kIgnoredTarget) {
   using namespace detail;
   const Device& device = logits.device();
   if (device.is_meta()) return;
@@ -37,35 +51,34 @@ inline void losses(const Tensor& loss, const Tensor& lse, const Tensor& logits,
          {reads(logits), reads(targets), writes(loss), writes(lse)});
 }
 
-// The gradient of the mean over all `rows`, of which these logits are a part; `out` may be logits.
-// `gradient` is [], or [rows of logits]: one for each.
+// The gradient of the losses' sum, whose own is `gradient`: [], or [rows of logits], one for each.
+// `out` may be logits.
 inline void logit_gradients(const Tensor& out, const Tensor& logits, const Tensor& targets,
-                            const Tensor& lse, const Tensor& gradient, std::int64_t rows,
-                            bool is_part = false, std::int32_t ignored = kNoIndex) {
+                            const Tensor& lse, const Tensor& gradient, bool is_part = false,
+                            std::int32_t ignored = kIgnoredTarget) {
   using namespace detail;
   const Device& device = logits.device();
   if (device.is_meta()) return;
   const std::int64_t vocab = logits.size(1);
   launch("cross_entropy_backward", device, table(device).cross_entropy_backward,
-         kernels::CrossEntropyBackwardArgs{
-             out.data(), logits.data(), targets.data(), lse.data(), gradient.data(),
-             1.0 / static_cast<double>(rows), logits.size(0), vocab, vocab, vocab, ignored,
-             gradient.ndim(), logits.dtype(), targets.dtype(), is_part},
+         kernels::CrossEntropyBackwardArgs{out.data(), logits.data(), targets.data(), lse.data(),
+                                           gradient.data(), 1.0, logits.size(0), vocab, vocab,
+                                           vocab, ignored, gradient.ndim(), logits.dtype(),
+                                           targets.dtype(), is_part},
          {reads(logits), reads(targets), reads(lse), reads(gradient), writes(out)});
 }
 
-// Both, in one pass over contiguous logits, which the gradient of the mean overwrites: `gradient`,
-// [], is the mean's own.
+// Both, in one pass over contiguous logits, which their gradient overwrites: `gradient`, [], is
+// that of the losses' sum.
 inline void losses_and_gradients(const Tensor& loss, const Tensor& logits, const Tensor& targets,
-                                 const Tensor& gradient, std::int64_t rows) {
+                                 const Tensor& gradient) {
   using namespace detail;
   const Device& device = logits.device();
   if (device.is_meta()) return;
   launch("cross_entropy_with_gradient", device, table(device).cross_entropy_with_gradient,
-         kernels::CrossEntropyWithGradientArgs{loss.data(), logits.data(), targets.data(),
-                                               gradient.data(), 1.0 / static_cast<double>(rows),
-                                               logits.size(0), logits.size(1), logits.size(1),
-                                               kNoIndex, logits.dtype(), targets.dtype()},
+         kernels::CrossEntropyWithGradientArgs{
+             loss.data(), logits.data(), targets.data(), gradient.data(), 1.0, logits.size(0),
+             logits.size(1), logits.size(1), kIgnoredTarget, logits.dtype(), targets.dtype()},
          {reads(targets), reads(gradient), updates(logits), writes(loss)});
 }
 

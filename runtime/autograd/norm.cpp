@@ -29,8 +29,8 @@ bool are_alike(const GradientSink& a, const GradientSink& b) {
   return a.scale == b.scale && a.accumulate == b.accumulate && a.tensor.dtype() == b.tensor.dtype();
 }
 
-// The backward pass of both norms; `mean` is undefined for rms_norm, `bias` says whether there is
-// one.
+// The backward pass of both norms; `mean` is undefined for rms_norm, `weight` where there is none,
+// and `bias` says whether there is one.
 void norm_backward(const Tensor& gradient, const Tensor& x, const Tensor& weight,
                    const Tensor& mean, const Tensor& rstd, bool bias, Gradients& out) {
   const Device& device = x.device();
@@ -92,10 +92,16 @@ void norm_backward(const Tensor& gradient, const Tensor& x, const Tensor& weight
 }
 
 void check_norm(const char* name, const Tensor& x, const Tensor& weight) {
-  TESSERA_EXPECT(x.ndim() >= 1 && weight.ndim() == 1 && weight.size(0) == x.size(-1) &&
-                     weight.dtype() == x.dtype(),
+  TESSERA_EXPECT(x.ndim() >= 1, name, ": x is ", x.shape(), "; expected [..., C]");
+  if (!weight.defined()) return;
+  TESSERA_EXPECT(weight.ndim() == 1 && weight.size(0) == x.size(-1) && weight.dtype() == x.dtype(),
                  name, ": x is ", x.shape(), " of ", x.dtype(), ", weight is ", weight.shape(),
                  " of ", weight.dtype(), "; expected [..., C] and [C] of one dtype");
+  detail::common_device(name, x, weight);
+}
+
+Tensor contiguous_if_any(const Tensor& weight) {
+  return weight.defined() ? raw::contiguous(weight) : weight;
 }
 
 std::int64_t rows_of(const Tensor& x) { return x.size(-1) == 0 ? 0 : x.numel() / x.size(-1); }
@@ -123,47 +129,46 @@ Tensor record_sum(const Tensor& x, const Tensor& residual, const Tensor& sum) {
 struct Output {
   Tensor y, mean, rstd, most;
 
-  Output(const char* name, const Tensor& x, bool has_mean, std::optional<Fp8Recipe> rounded) {
-    if (rounded) autograd::expect_rounded(name, x);
+  Output(const char* name, const Tensor& x, bool has_mean, const InputForm& form) {
+    if (form) autograd::expect_rounded(name, x);
     const std::int64_t rows = rows_of(x);
     const auto statistics = [&](std::int64_t count) {
       return Tensor::empty({count}, statistics_dtype(x.dtype()), x.device());
     };
-    if (!rounded) y = Tensor::empty(x.shape(), x.dtype(), x.device());
+    if (!form) y = Tensor::empty(x.shape(), x.dtype(), x.device());
     if (has_mean) mean = statistics(rows);
     rstd = statistics(rows);
-    if (rounded && autograd::scaling_of_rows(*rounded) == kernels::Scaling::tensor)
+    if (form && autograd::scaling_of_rows(*form.recipe()) == kernels::Scaling::tensor)
       most = statistics(kernels::norm_magnitudes(rows));
   }
   float* magnitudes() const { return reinterpret_cast<float*>(data_of(most)); }
   // Of x by weight and bias, what the norm gives.
-  Tensor take(const Tensor& x, const Tensor& weight, const Tensor& bias,
-              std::optional<Fp8Recipe> rounded) {
-    return rounded
-               ? autograd::rounded_input({x, weight, bias, mean, rstd, most}, x.shape(), *rounded)
-               : y;
+  Tensor take(const Tensor& x, const Tensor& weight, const Tensor& bias, const InputForm& form) {
+    return form ? autograd::rounded_input({x, weight, bias, mean, rstd, most}, x.shape(),
+                                          *form.recipe())
+                : y;
   }
 };
 
 // Of x + residual, or of x where there is no residual; the sum is then x.
 SumAndNorm rms_norm_of(const char* name, const Tensor& input, const Tensor& residual,
-                       const Tensor& weight, double eps, std::optional<Fp8Recipe> rounded) {
+                       const Tensor& weight, double eps, const InputForm& form) {
   check_norm(name, input, weight);
-  const Device& device = detail::common_device(name, input, weight);
+  const Device& device = input.device();
   const Tensor sum = output_of_sum(name, input, residual);
-  const Tensor x = raw::contiguous(input), w = raw::contiguous(weight);
+  const Tensor x = raw::contiguous(input), w = contiguous_if_any(weight);
   const Tensor other = sum.defined() ? raw::contiguous(residual) : Tensor();
-  Output out(name, x, false, rounded);
+  Output out(name, x, false, form);
   if (x.numel() > 0 && !device.is_meta())
     launch(name, device, table(device).rms_norm,
-           kernels::RmsNormArgs{data_of(out.y), out.rstd.data(), x.data(), w.data(), rows_of(x),
+           kernels::RmsNormArgs{data_of(out.y), out.rstd.data(), x.data(), data_of(w), rows_of(x),
                                 x.size(-1), eps, x.dtype(), data_of(other), data_of(sum),
                                 out.magnitudes()},
            {reads(x), reads(w), reads(other), writes(sum), writes(out.y), writes(out.rstd),
             writes(out.most)});
   const Tensor total = sum.defined() ? record_sum(input, residual, sum) : input;
   const Tensor& kept = sum.defined() ? sum : x;
-  const Tensor y = out.take(kept, w, {}, rounded);
+  const Tensor y = out.take(kept, w, {}, form);
   return {total, record("rms_norm", {total, weight}, y,
                         [x = Saved(kept), w = Saved(w), rstd = Saved(out.rstd)](const Tensor& g,
                                                                                 Gradients& out) {
@@ -173,60 +178,60 @@ SumAndNorm rms_norm_of(const char* name, const Tensor& input, const Tensor& resi
 
 SumAndNorm layer_norm_of(const char* name, const Tensor& input, const Tensor& residual,
                          const Tensor& weight, const Tensor& bias, double eps,
-                         std::optional<Fp8Recipe> rounded) {
+                         const InputForm& form) {
   check_norm(name, input, weight);
   check_norm(name, input, bias);
-  const Device& device = detail::common_device(name, input, weight);
+  const Device& device = input.device();
   const Tensor sum = output_of_sum(name, input, residual);
-  const Tensor x = raw::contiguous(input), w = raw::contiguous(weight), b = raw::contiguous(bias);
+  const Tensor x = raw::contiguous(input), w = contiguous_if_any(weight),
+               b = contiguous_if_any(bias);
   const Tensor other = sum.defined() ? raw::contiguous(residual) : Tensor();
-  Output out(name, x, true, rounded);
+  Output out(name, x, true, form);
   if (x.numel() > 0 && !device.is_meta())
     launch(name, device, table(device).layer_norm,
            kernels::LayerNormArgs{data_of(out.y), out.mean.data(), out.rstd.data(), x.data(),
-                                  w.data(), b.data(), rows_of(x), x.size(-1), eps, x.dtype(),
+                                  data_of(w), data_of(b), rows_of(x), x.size(-1), eps, x.dtype(),
                                   data_of(other), data_of(sum), out.magnitudes()},
            {reads(x), reads(w), reads(b), reads(other), writes(sum), writes(out.y),
             writes(out.mean), writes(out.rstd), writes(out.most)});
   const Tensor total = sum.defined() ? record_sum(input, residual, sum) : input;
   const Tensor& kept = sum.defined() ? sum : x;
-  const Tensor y = out.take(kept, w, b, rounded);
-  return {total, record("layer_norm", {total, weight, bias}, y,
-                        [x = Saved(kept), w = Saved(w), mean = Saved(out.mean),
-                         rstd = Saved(out.rstd)](const Tensor& g, Gradients& out) {
-                          norm_backward(g, x.get(), w.get(), mean.get(), rstd.get(), true, out);
-                        })};
+  const Tensor y = out.take(kept, w, b, form);
+  return {total,
+          record("layer_norm", {total, weight, bias}, y,
+                 [x = Saved(kept), w = Saved(w), mean = Saved(out.mean), rstd = Saved(out.rstd),
+                  has_bias = bias.defined()](const Tensor& g, Gradients& out) {
+                   norm_backward(g, x.get(), w.get(), mean.get(), rstd.get(), has_bias, out);
+                 })};
 }
 
 }  // namespace
 
-Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps, std::optional<Fp8Recipe> rounded,
-                Caller at) {
+Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps, InputForm form, Caller at) {
   const CallSite site("rms_norm", at);
   autograd::expect_floating(x);
-  return rms_norm_of("rms_norm", x, {}, weight, eps, rounded).norm;
+  return rms_norm_of("rms_norm", x, {}, weight, eps, form).norm;
 }
 
 Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps,
-                  std::optional<Fp8Recipe> rounded, Caller at) {
+                  InputForm form, Caller at) {
   const CallSite site("layer_norm", at);
   autograd::expect_floating(x);
-  return layer_norm_of("layer_norm", x, {}, weight, bias, eps, rounded).norm;
+  return layer_norm_of("layer_norm", x, {}, weight, bias, eps, form).norm;
 }
 
 SumAndNorm add_rms_norm(const Tensor& x, Tensor residual, const Tensor& weight, double eps,
-                        std::optional<Fp8Recipe> rounded, Caller at) {
+                        InputForm form, Caller at) {
   const CallSite site("add_rms_norm", at);
   autograd::expect_floating(x);
-  return rms_norm_of("add_rms_norm", x, residual, weight, eps, rounded);
+  return rms_norm_of("add_rms_norm", x, residual, weight, eps, form);
 }
 
 SumAndNorm add_layer_norm(const Tensor& x, Tensor residual, const Tensor& weight,
-                          const Tensor& bias, double eps, std::optional<Fp8Recipe> rounded,
-                          Caller at) {
+                          const Tensor& bias, double eps, InputForm form, Caller at) {
   const CallSite site("add_layer_norm", at);
   autograd::expect_floating(x);
-  return layer_norm_of("add_layer_norm", x, residual, weight, bias, eps, rounded);
+  return layer_norm_of("add_layer_norm", x, residual, weight, bias, eps, form);
 }
 
 }  // namespace tessera

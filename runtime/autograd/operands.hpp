@@ -26,13 +26,4 @@ Tensor as_scalar(const Tensor& x, F f) {
   return reshape(f(reshape(x, {1})), {});
 }
 
-// Whether `from` can be expanded to `to`.
-constexpr bool broadcasts_to(const Shape& from, const Shape& to) {
-  const int added = to.ndim() - from.ndim();
-  for (int d = 0; d < from.ndim(); ++d)
-    if (added < 0 || (from[d] != 1 && from[d] != to[added + d])) return false;
-  return true;
-}
-static_assert(broadcasts_to({1, 3}, {2, 4, 3}) && !broadcasts_to({2, 1, 1}, {4, 3}));
-
 }  // namespace tessera::autograd

@@ -5,7 +5,8 @@
 #include "runtime/autograd/step_draws.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/base/philox.hpp"
-#include "tessera/memory/step_memory.hpp"
+#include "tessera/detail/memory/step_memory.hpp"
+#include "tessera/tensor/tensor.hpp"
 
 namespace tessera::autograd {
 namespace {
@@ -47,6 +48,14 @@ DropoutKey next_dropout_key(const Device& device) {
   }
   ++state.draws;
   return key;
+}
+
+std::int64_t dropout_offset(const Tensor& x) {
+  constexpr std::int64_t kPerCounter = 4;
+  const std::optional<std::int64_t> first_row = random_state().first_row;
+  if (!first_row) return checked_mul(x.device().rank(), ceil_div(x.numel(), kPerCounter));
+  const std::int64_t row = x.ndim() > 0 && x.size(0) > 0 ? x.numel() / x.size(0) : 0;
+  return checked_mul(*first_row, row) / kPerCounter;
 }
 
 }  // namespace tessera::autograd

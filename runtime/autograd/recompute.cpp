@@ -6,9 +6,9 @@
 
 #include "runtime/autograd/kept_results.hpp"
 #include "runtime/autograd/recomputed_scope.hpp"
-#include "runtime/tensor/computed.hpp"
+#include "runtime/tensor/expect_operand.hpp"
 #include "tessera/autograd/random.hpp"
-#include "tessera/device/hold_guard.hpp"
+#include "tessera/detail/device/hold_guard.hpp"
 
 namespace tessera {
 
@@ -31,9 +31,10 @@ Tensor recompute(std::function<Tensor(std::span<const Tensor>)> f, std::vector<T
   if (!is_recorded) return f(inputs);
   const autograd::RandomState random = autograd::random_state();
   const autograd::RecomputedScope scope;
-  std::vector<Saved> kept;
+  std::vector<Saved> kept, captured;
   std::vector<std::shared_ptr<autograd::Leaf>> uses;
   std::vector<std::uint64_t> versions;  // of these
+  std::vector<Tensor> all = inputs;     // and what f has captured
   Tensor y;
   {
     autograd::FirstRunGuard no_history_yet;
@@ -43,16 +44,23 @@ Tensor recompute(std::function<Tensor(std::span<const Tensor>)> f, std::vector<T
       detached.push_back(x.defined() ? x.detach() : x);
       kept.emplace_back(x);
     }
-    y = f(detached).detach();  // a handle of its own, also where f hands on what it was given
+    y = f(detached);
+    autograd::note_captured({&y, 1});
+    y = y.detach();  // a handle of its own, also where f hands on what it was given
     if (results) results->end_first_run();
     uses = no_history_yet.take_uses();
+    for (const Tensor& x : no_history_yet.take_captured()) {
+      all.push_back(x);
+      captured.emplace_back(x);
+    }
     for (const auto& leaf : uses) versions.push_back(leaf->version());
   }
   y = autograd::record_always(
-      "recompute", inputs, y,
-      [f = std::move(f), kept = std::move(kept), results, random, uses,
-       versions = std::move(versions)](const Tensor& g, Gradients& out) {
+      "recompute", all, y,
+      [f = std::move(f), kept = std::move(kept), captured = std::move(captured), results, random,
+       uses, versions = std::move(versions)](const Tensor& g, Gradients& out) {
         for (std::size_t i = 0; i < uses.size(); ++i) uses[i]->expect_version(versions[i]);
+        for (const Saved& x : captured) static_cast<void>(x.get());  // written since?
         std::vector<Tensor> again;
         for (std::size_t i = 0; i < kept.size(); ++i) {
           const Tensor& x = kept[i].get();

@@ -1,6 +1,7 @@
 // Derivatives of views, and of copies whose elements only move: the same moves, back.
 #include "tessera/autograd/shapes.hpp"
 
+#include <algorithm>
 #include <array>
 
 #include "tessera/autograd/ops.hpp"
@@ -102,7 +103,11 @@ Tensor slice(const Tensor& x, int dim, std::int64_t begin, std::int64_t end, std
              Caller at) {
   const CallSite site("slice", at);
   const int d = normalize_dim(dim, x.ndim());
-  return part("slice", x, [=](const Tensor& t) { return raw::slice(t, d, begin, end, step); });
+  const auto position = [size = x.shape()[d]](std::int64_t i) {
+    return std::clamp<std::int64_t>(i < 0 ? i + size : i, 0, size);
+  };
+  const std::int64_t from = position(begin), to = std::max(from, position(end));
+  return part("slice", x, [=](const Tensor& t) { return raw::slice(t, d, from, to, step); });
 }
 Tensor select(const Tensor& x, int dim, std::int64_t i, Caller at) {
   const CallSite site("select", at);

@@ -5,7 +5,7 @@
 
 #include "runtime/autograd/logits.hpp"
 #include "runtime/autograd/operands.hpp"
-#include "runtime/tensor/by_id.hpp"
+#include "runtime/tensor/rows_by_id.hpp"
 #include "tessera/autograd/ops.hpp"
 
 namespace tessera {
@@ -88,7 +88,7 @@ Tensor detail::FoundRows::in(const Tensor& ids, const SliceRows& rows, std::int6
              kernels::LocateArgs{found_.data(), ids.data(), ids.numel(), rows.all, rows.chunk,
                                  rows.begin, rows.rows, part_rows,
                                  static_cast<std::int32_t>(found_.size(0)),
-                                 static_cast<std::int32_t>(found_.size(1)), ids.dtype()},
+                                 static_cast<std::int32_t>(found_.size(1)), ignored_, ids.dtype()},
              {reads(ids), writes(found_)});
     return in(ids, rows, part, part_rows);
   }
@@ -215,11 +215,11 @@ Tensor SlicedLinear::finish() {
 // What the nodes of all slices have in common. The last node tells the others `gradient`, and they
 // add up `dx`, which the first hands on.
 struct SlicedCrossEntropy::Shared {
-  Saved x, targets, lse;  // [N, C], [N], [N]
-  Shape x_shape;          // as it was given
+  Saved x, targets, lse, divisor;  // [N, C], [N], [N], []
+  Shape x_shape;                   // as it was given
   bool wants_dx = false;
   std::int64_t most_logits = 0;
-  Tensor gradient, dx;  // of the loss; [N, C] f32
+  Tensor gradient, dx;  // of the losses' sum; [N, C] f32
 
   std::int64_t count() const { return targets.get().size(0); }
 };
@@ -292,27 +292,26 @@ void SlicedCrossEntropy::Slice::backward(Gradients& out, int input) const {
   const Tensor logits_of = buffer_for_backward(out.graph_is_retained());
   for_each_part([&](std::int64_t first, const Tensor& targets, const Tensor& part) {
     bool adds_weight = to.accumulate;
-    for_each_logits(logits_of, are_there, part,
-                    [&](std::int64_t begin, std::int64_t end, const Tensor& some) {
-                      logit_gradients(some, some, raw::slice(targets, 0, begin, end),
-                                      raw::slice(shared->lse.get(), 0, begin, end),
-                                      shared->gradient, shared->count(), true);
-                      if (d_weight)
-                        raw::matmul_into(raw::slice(to.tensor, 0, first, first + part.size(0)),
-                                         some, raw::slice(x, 0, begin, end), Transpose::yes,
-                                         Transpose::no, to.scale, adds_weight ? 1 : 0);
-                      if (shared->wants_dx)
-                        raw::matmul_into(raw::slice(shared->dx, 0, begin, end), some, part,
-                                         Transpose::no, Transpose::no, 1, adds_dx ? 1 : 0);
-                      adds_weight = true;
-                    });
+    for_each_logits(
+        logits_of, are_there, part, [&](std::int64_t begin, std::int64_t end, const Tensor& some) {
+          logit_gradients(some, some, raw::slice(targets, 0, begin, end),
+                          raw::slice(shared->lse.get(), 0, begin, end), shared->gradient, true);
+          if (d_weight)
+            raw::matmul_into(raw::slice(to.tensor, 0, first, first + part.size(0)), some,
+                             raw::slice(x, 0, begin, end), Transpose::yes, Transpose::no, to.scale,
+                             adds_weight ? 1 : 0);
+          if (shared->wants_dx)
+            raw::matmul_into(raw::slice(shared->dx, 0, begin, end), some, part, Transpose::no,
+                             Transpose::no, 1, adds_dx ? 1 : 0);
+          adds_weight = true;
+        });
     adds_dx = true;
   });
   if (d_weight) d_weight->finish();
 }
 
 SlicedCrossEntropy::SlicedCrossEntropy(const Tensor& x, const Tensor& targets,
-                                       std::int64_t most_logits)
+                                       std::int64_t most_logits, const TargetCount& count)
     : shared_(std::make_shared<Shared>()), x_(x) {
   TESSERA_EXPECT(x.ndim() >= 1 && x.size(-1) > 0 && most_logits > 0, "cross_entropy: x is ",
                  x.shape(), ", at most ", most_logits, " logits; expected [..., C] and at least 1");
@@ -320,6 +319,8 @@ SlicedCrossEntropy::SlicedCrossEntropy(const Tensor& x, const Tensor& targets,
   check_targets("cross_entropy", targets, rows, 1);
   shared_->x = Saved(raw::contiguous(raw::reshape(x, {rows, x.size(-1)})));
   shared_->targets = Saved(raw::contiguous(targets));
+  shared_->divisor = Saved(
+      divisor_of("cross_entropy", shared_->targets.get(), count, statistics_dtype(x.dtype())));
   shared_->x_shape = x.shape();
   shared_->wants_dx = x.requires_grad();
   shared_->most_logits = most_logits;
@@ -386,18 +387,20 @@ Tensor SlicedCrossEntropy::finish() {
   given_.finish("cross_entropy");
   const std::int64_t rows = shared_->count();
   const Device& device = chain_.device();
-  const Tensor losses = raw::slice(losses_, 0, 0, parts_), lses = raw::slice(lse_, 0, 0, parts_);
+  const Tensor losses = raw::slice(losses_, 0, 0, parts_), lses = raw::slice(lse_, 0, 0, parts_),
+               &targets = shared_->targets.get();
   const Tensor loss = Tensor::empty({rows}, chain_.dtype(), device),
                lse = Tensor::empty({rows}, chain_.dtype(), device);
   if (!device.is_meta())
     launch("cross_entropy_of_parts", device, table(device).cross_entropy_of_parts,
            kernels::CrossEntropyOfPartsArgs{loss.data(), lse.data(), losses.data(), lses.data(),
-                                            rows, parts_, chain_.dtype()},
-           {reads(losses), reads(lses), writes(loss), writes(lse)});
+                                            targets.data(), rows, parts_, kIgnoredTarget,
+                                            chain_.dtype(), targets.dtype()},
+           {reads(losses), reads(lses), reads(targets), writes(loss), writes(lse)});
   shared_->lse = Saved(lse);
-  return record("cross_entropy", {chain_}, raw::reduce_all(raw::Reduction::mean, loss),
+  return record("cross_entropy", {chain_}, mean_of(loss, shared_->divisor.get()),
                 [shared = shared_](const Tensor& gradient, Gradients& out) {
-                  shared->gradient = gradient;
+                  shared->gradient = raw::binary(raw::Binary::div, gradient, shared->divisor.get());
                   shared->dx = {};
                   out.set(0, shared->lse.get());
                 });

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "tessera/base/philox.hpp"
-#include "tessera/base/text.hpp"
-#include "tessera/device/captured_work.hpp"
+#include "tessera/detail/base/text.hpp"
+#include "tessera/detail/device/captured_work.hpp"
 #include "tessera/device/observer.hpp"
 
 namespace tessera {

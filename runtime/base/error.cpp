@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cctype>
+#include <sstream>
 #include <string_view>
+#include <utility>
 
-#include "tessera/base/checked.hpp"
-#include "tessera/base/utf8.hpp"
+#include "tessera/detail/base/checked.hpp"
+#include "tessera/detail/base/utf8.hpp"
 
 namespace tessera {
 namespace {
@@ -53,6 +55,12 @@ namespace tessera::detail {
 void fail_size(std::int64_t a, char operation, std::int64_t b) {
   TESSERA_EXPECT(a >= 0 && b >= 0, "a size is ", std::min(a, b), "; expected 0 or more");
   TESSERA_EXPECT(false, "size overflow: ", a, ' ', operation, ' ', b);
+}
+
+std::string join(std::initializer_list<TextPart> parts) {
+  std::ostringstream out;
+  for (const TextPart& part : parts) part.write(out, part.value);
+  return std::move(out).str();
 }
 
 void fail_contract(const std::string& message, std::source_location where) {

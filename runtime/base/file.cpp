@@ -57,16 +57,42 @@ std::string under_new_name(const std::string& target, const F& make) {
 
 std::string link_of(int descriptor) { return concat("/proc/self/fd/", descriptor); }
 
+// A descriptor of the file, or -1, as errno says.
+int opened(const std::string& path, Links links) {
+  // Without O_NONBLOCK the open of a named pipe would wait for a writer for ever.
+  constexpr int kFlags = O_RDONLY | O_CLOEXEC | O_NONBLOCK;
+  if (links == Links::followed) return ::open(path.c_str(), kFlags);
+  if (links == Links::refused) return ::open(path.c_str(), kFlags | O_NOFOLLOW);
+  const std::string folder = folder_of(path);
+  const int around = ::open(folder.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+  if (around < 0) {
+    const int error = errno;
+    std::error_code ignored;
+    errno = error == ENOTDIR && std::filesystem::is_symlink(folder, ignored) ? ELOOP : error;
+    return -1;
+  }
+  const int file = ::openat(around, path.c_str() + path.rfind('/') + 1, kFlags | O_NOFOLLOW);
+  const int error = errno;
+  ::close(around);
+  errno = error;
+  return file;
+}
+
 }  // namespace
 
 OpenFile::OpenFile(std::string path, const char* what, int descriptor)
     : path_(std::move(path)), what_(what), descriptor_(descriptor) {}
 
 // The object is whole when the body begins, so that what is thrown there closes the file.
-OpenFile::OpenFile(std::string path, const char* what) : OpenFile(std::move(path), what, -1) {
-  // Without O_NONBLOCK the open of a named pipe would wait for a writer for ever.
-  descriptor_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+OpenFile::OpenFile(std::string path, const char* what, Links links)
+    : OpenFile(std::move(path), what, -1) {
+  descriptor_ = opened(path_, links);
   if (descriptor_ < 0) {
+    if (errno == ELOOP && links != Links::followed)
+      fail(what, path_,
+           links == Links::refused
+               ? "is a symbolic link; copy the file to its place"
+               : "or its folder is a symbolic link; copy what it names to its place");
     if (errno == ENOENT) fail(what, path_, "does not exist; check the path");
     fail(what, path_, concat("cannot be opened: ", std::strerror(errno)));
   }
@@ -266,11 +292,10 @@ void check_space(const std::string& path, std::int64_t bytes) {
                            static_cast<std::int64_t>(free), " are free; name another folder"));
 }
 
-bool is_same_file(const std::string& a, const std::string& b) {
-  struct stat of_a{}, of_b{};
-  if (::stat(a.c_str(), &of_a) == 0 && ::stat(b.c_str(), &of_b) == 0)
-    return of_a.st_dev == of_b.st_dev && of_a.st_ino == of_b.st_ino;
-  return target_of(a) == target_of(b);
+std::string file_identity(const std::string& path) {
+  struct stat status{};
+  if (::stat(path.c_str(), &status) != 0) return target_of(path);
+  return concat("file ", status.st_ino, " of device ", status.st_dev);
 }
 
 }  // namespace tessera

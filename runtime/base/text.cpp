@@ -1,4 +1,4 @@
-#include "tessera/base/text.hpp"
+#include "tessera/detail/base/text.hpp"
 
 #include "tessera/base/error.hpp"
 

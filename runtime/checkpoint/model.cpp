@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <functional>
 #include <map>
 #include <memory>
@@ -10,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/checkpoint/finite.hpp"
+#include "runtime/distributed/gatherer.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/distributed/state.hpp"
 #include "tessera/shard/fully_shard.hpp"
@@ -44,6 +45,10 @@ void for_each_saved_tensor(nn::Module& model, const World& world,
   TESSERA_EXPECT(options.dtype == f32 || options.dtype == bf16 || options.dtype == f16,
                  "save_weights: dtype is ", options.dtype, "; expected f32, bf16 or f16");
   const auto named = model.named_parameters();
+  std::vector<std::pair<std::string, Tensor>> unsharded;
+  for (const auto& [name, p] : named)
+    if (!p.mesh() && !p.device().is_meta()) unsharded.emplace_back(name, p.shard());
+  expect_same_values("save_weights", {&world}, unsharded);
   const std::map<std::string, Parameter> parameters(named.begin(), named.end());
   for_each_full_parameter(model, [&](const std::string& name, const Tensor& full) {
     if (world.rank() != 0) return;
@@ -61,25 +66,6 @@ void for_each_saved_tensor(nn::Module& model, const World& world,
 }
 
 namespace {
-
-// Whether there is no infinity and no NaN: their exponent has all its bits.
-template <class Bits>
-bool are_finite(std::span<const std::byte> values, Bits exponent) {
-  for (std::size_t at = 0; at < values.size(); at += sizeof(Bits)) {
-    Bits bits;
-    std::memcpy(&bits, values.data() + at, sizeof bits);
-    if ((bits & exponent) == exponent) return false;
-  }
-  return true;
-}
-bool are_finite(std::span<const std::byte> values, DType dtype) {
-  if (dtype == f64) return are_finite<std::uint64_t>(values, 0x7ff0'0000'0000'0000);
-  if (dtype == f32) return are_finite<std::uint32_t>(values, 0x7f80'0000);
-  if (dtype == bf16) return are_finite<std::uint16_t>(values, 0x7f80);
-  if (dtype == e4m3) return are_finite<std::uint8_t>(values, 0x7f);
-  if (dtype == e5m2) return are_finite<std::uint8_t>(values, 0x7c);
-  return dtype != f16 || are_finite<std::uint16_t>(values, 0x7c00);
-}
 
 using Entries = std::vector<SafetensorsEntry>;
 using Write = std::function<void(const std::string& name, const Tensor& full)>;

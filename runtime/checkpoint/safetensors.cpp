@@ -5,8 +5,9 @@
 #include <utility>
 
 #include "runtime/checkpoint/safetensors_header.hpp"
-#include "tessera/base/checked.hpp"
 #include "tessera/base/error.hpp"
+#include "tessera/detail/base/checked.hpp"
+#include "tessera/detail/base/utf8.hpp"
 
 namespace tessera::checkpoint {
 namespace {
@@ -45,31 +46,32 @@ void check_cover(const std::vector<SafetensorsEntry>& entries, std::int64_t data
 
 }  // namespace
 
-SafetensorsReader::SafetensorsReader(std::string path)
-    : file_(std::move(path), "safetensors file") {
+SafetensorsReader::SafetensorsReader(std::string path, Links links)
+    : file_(std::move(path), "safetensors file", links) {
   const std::string file = concat("safetensors file '", file_.path(), "'");
-  const std::span<const std::byte> all = file_.bytes();
-  if (all.size() < kLengthBytes) {
+  const auto size = static_cast<std::uint64_t>(file_.size_bytes());
+  if (size < kLengthBytes) {
     throw DataError(
-        concat(file, " has ", all.size(), " bytes, too few for a header; is it the right file?"));
+        concat(file, " has ", size, " bytes, too few for a header; is it the right file?"));
   }
-  const std::uint64_t length = little_endian(all);
-  if (length > kMaxHeaderBytes || length > all.size() - kLengthBytes) {
+  std::byte length_bytes[kLengthBytes];
+  file_.read(0, length_bytes);
+  const std::uint64_t length = little_endian(length_bytes);
+  if (length > kMaxHeaderBytes || length > size - kLengthBytes) {
     throw DataError(concat(file, " claims a header of ", length, " bytes, but has ",
-                           all.size() - kLengthBytes, " behind its length (limit ", kMaxHeaderBytes,
+                           size - kLengthBytes, " behind its length (limit ", kMaxHeaderBytes,
                            "); is it a safetensors file?"));
   }
-  data_begin_ = kLengthBytes + static_cast<std::size_t>(length);
-  const std::string_view json(reinterpret_cast<const char*>(all.data()) + kLengthBytes,
-                              static_cast<std::size_t>(length));
-  SafetensorsHeader header = parse_safetensors_header(json, file);
+  head_.resize(kLengthBytes + static_cast<std::size_t>(length));
+  file_.read(0, std::as_writable_bytes(std::span(head_)));
+  SafetensorsHeader header = parse_safetensors_header(head().substr(kLengthBytes), file);
   entries_ = std::move(header.entries);
   metadata_ = std::move(header.metadata);
   // Empty tensors sort before the one that begins where they lie.
   std::stable_sort(entries_.begin(), entries_.end(), [](const auto& a, const auto& b) {
     return std::pair(a.begin_bytes, a.size_bytes) < std::pair(b.begin_bytes, b.size_bytes);
   });
-  check_cover(entries_, static_cast<std::int64_t>(all.size() - data_begin_), file);
+  check_cover(entries_, static_cast<std::int64_t>(size - head_.size()), file);
   for (std::size_t i = 0; i < entries_.size(); ++i) by_name_.emplace(entries_[i].name, i);
 }
 
@@ -78,13 +80,23 @@ const SafetensorsEntry* SafetensorsReader::find(std::string_view name) const {
   return found == by_name_.end() ? nullptr : &entries_[found->second];
 }
 
-std::span<const std::byte> SafetensorsReader::bytes(const SafetensorsEntry& entry) const {
+void SafetensorsReader::read(const SafetensorsEntry& entry, std::int64_t offset,
+                             std::span<std::byte> into) const {
   const SafetensorsEntry* own = find(entry.name);
   TESSERA_EXPECT(
       own && own->begin_bytes == entry.begin_bytes && own->size_bytes == entry.size_bytes,
-      "SafetensorsReader::bytes: ", shown(entry.name), " is not an entry of '", path(), "'");
-  return file_.bytes().subspan(data_begin_ + static_cast<std::size_t>(own->begin_bytes),
-                               static_cast<std::size_t>(own->size_bytes));
+      "SafetensorsReader::read: ", shown(entry.name), " is not an entry of '", path(), "'");
+  TESSERA_EXPECT(offset >= 0 && offset <= own->size_bytes &&
+                     into.size() <= static_cast<std::size_t>(own->size_bytes - offset),
+                 "SafetensorsReader::read: ", into.size(), " bytes from ", offset,
+                 " on are not in ", shown(entry.name), ", which has ", own->size_bytes);
+  file_.read(static_cast<std::int64_t>(head_.size()) + own->begin_bytes + offset, into);
+}
+
+std::vector<std::byte> SafetensorsReader::bytes(const SafetensorsEntry& entry) const {
+  std::vector<std::byte> all(static_cast<std::size_t>(entry.size_bytes));
+  read(entry, 0, all);
+  return all;
 }
 
 SafetensorsWriter::SafetensorsWriter(const std::string& path, std::vector<SafetensorsEntry> entries,

@@ -1,13 +1,13 @@
 #include "runtime/checkpoint/safetensors_header.hpp"
 
 #include <cstdint>
-#include <set>
 #include <utility>
 
-#include "tessera/base/checked.hpp"
+#include "runtime/base/json_reader.hpp"
 #include "tessera/base/error.hpp"
-#include "tessera/base/json.hpp"
-#include "tessera/base/utf8.hpp"
+#include "tessera/detail/base/checked.hpp"
+#include "tessera/detail/base/json.hpp"
+#include "tessera/detail/base/utf8.hpp"
 
 namespace tessera::checkpoint {
 namespace {
@@ -19,156 +19,130 @@ constexpr std::pair<std::string_view, DType> kDtypes[] = {
 constexpr std::pair<std::string_view, std::int64_t> kForeign[] = {
     {"U8", 1},  {"I8", 1},  {"F8_E8M0", 1}, {"I16", 2},
     {"U16", 2}, {"U32", 4}, {"U64", 8},     {"C64", 8}};
-constexpr std::size_t kShownBytes = 60;  // of a name in an error message
 constexpr std::string_view kMetadata = "__metadata__";
 
-void append_utf8(std::string& out, std::uint32_t code) {
-  const auto put = [&](std::uint32_t byte) { out += static_cast<char>(byte); };
-  if (code < 0x80) return put(code);
-  if (code < 0x800) {
-    put(0xc0 | code >> 6);
-  } else if (code < 0x10000) {
-    put(0xe0 | code >> 12);
-    put(0x80 | (code >> 6 & 0x3f));
-  } else {
-    put(0xf0 | code >> 18);
-    put(0x80 | (code >> 12 & 0x3f));
-    put(0x80 | (code >> 6 & 0x3f));
-  }
-  put(0x80 | (code & 0x3f));
-}
-
-// A recursive-descent reader whose depth is fixed by the document's shape, so that nesting cannot
-// exhaust the stack.
-class HeaderReader {
+// {"weight_map": {name: file}}, and what else stands beside it.
+class IndexReader final : public json::Reader {
  public:
-  HeaderReader(std::string_view json, const std::string& file, const char* part = "a header")
-      : json_(json), file_(file), part_(part) {}
+  std::map<std::string, std::string> files;
+  bool has_map = false;
 
-  // {"weight_map": {name: file}}, and what else stands beside it.
-  std::map<std::string, std::string> read_index() {
-    std::map<std::string, std::string> files;
-    bool has_map = false;
-    read_members([&](const std::string& key) {
-      if (key != "weight_map") return skip_value();
-      has_map = true;
-      read_members([&](std::string name) {
-        skip_space();
-        files[std::move(name)] = string();
-      });
-    });
-    skip_space();
-    if (at_ != json_.size()) fail("goes on after its end");
-    if (!has_map) fail("lacks \"weight_map\"");
-    return files;
+  void begin_object() override {
+    if (is_map_ && level_ == 2) other();
+    ++level_;
   }
-
-  SafetensorsHeader read() {
-    if (json_.empty() || json_[0] != '{') fail("does not begin with '{'");
-    read_members([&](std::string key) {
-      if (key == kMetadata) {
-        read_members([&](std::string name) { header_.metadata[std::move(name)] = string(); });
-      } else {
-        read_tensor(std::move(key));
-      }
-    });
-    skip_space();
-    if (at_ != json_.size()) fail("goes on after its end");
-    return std::move(header_);
+  void end_object() override { --level_; }
+  void begin_array() override {
+    other();
+    ++level_;
+  }
+  void end_array() override { --level_; }
+  void key(std::string name) override {
+    if (level_ == 1) has_map |= is_map_ = name == "weight_map";
+    if (level_ == 2) name_ = std::move(name);
+  }
+  void string(std::string text) override {
+    if (!is_map_ || level_ != 2) return other();
+    files[std::move(name_)] = std::move(text);
+  }
+  void count(std::int64_t) override { other(); }
+  void other() override {
+    if (level_ == 0 || (is_map_ && level_ == 1)) refuse("lacks '{'");
+    if (is_map_ && level_ == 2) refuse("lacks '\"'");
   }
 
  private:
-  [[noreturn]] void fail(const std::string& what) const {
-    throw DataError(concat(file_, " has ", part_, " that ", what, " (byte ", at_,
-                           " of the JSON); write the file again"));
-  }
-  [[noreturn]] void fail_tensor(const std::string& tensor, const std::string& what) const {
-    throw DataError(concat(file_, ": tensor ", shown(tensor), " ", what));
-  }
+  int level_ = 0;
+  bool is_map_ = false;  // what is read at level 2
+  std::string name_;
+};
 
-  void skip_space() {
-    while (at_ < json_.size() &&
-           std::string_view(" \t\r\n").find(json_[at_]) != std::string_view::npos)
-      ++at_;
-  }
-  bool take(char c) {
-    skip_space();
-    if (at_ >= json_.size() || json_[at_] != c) return false;
-    ++at_;
-    return true;
-  }
-  void expect(char c) {
-    if (!take(c)) fail(concat("lacks '", c, "'"));
-  }
+// {name: {"dtype": .., "shape": [..], "data_offsets": [begin, end]}}, and "__metadata__", whose
+// values are strings.
+class HeaderReader final : public json::Reader {
+ public:
+  explicit HeaderReader(const std::string& file) : file_(file) {}
 
-  // {"key": <read by `member`>, ...} with every key once.
-  template <class F>
-  void read_members(F&& member) {
-    std::set<std::string> seen;
-    expect('{');
-    if (take('}')) return;
-    do {
-      skip_space();
-      std::string key = string();
-      if (!seen.insert(key).second) fail(concat("names ", shown(key), " twice"));
-      expect(':');
-      member(std::move(key));
-    } while (take(','));
-    expect('}');
-  }
+  SafetensorsHeader header;
 
-  // A value that nobody wants, of any depth: to the comma or bracket behind it.
-  void skip_value() {
-    skip_space();
-    const std::size_t begin = at_;
-    for (std::size_t depth = 0; at_ < json_.size(); skip_space()) {
-      const char c = json_[at_];
-      if (depth == 0 && (c == ',' || c == '}' || c == ']')) break;
-      if (c == '"') {
-        string();
-        continue;
-      }
-      if (c == '{' || c == '[') ++depth;
-      if (c == '}' || c == ']') --depth;
-      ++at_;
+  void begin_object() override {
+    if (at_ == At::outside) {
+      at_ = At::header;
+    } else if (at_ == At::header) {
+      at_ = key_ == kMetadata ? At::metadata : At::tensor;
+      tensor_ = {};
+      tensor_.entry.name = key_;
+    } else {
+      other();
     }
-    if (at_ == begin) fail("has a key without a value");
+  }
+  void end_object() override {
+    if (at_ == At::tensor) finish_tensor();
+    at_ = at_ == At::header ? At::outside : At::header;
+  }
+  void begin_array() override {
+    if (at_ != At::tensor || key_ == "dtype") return other();
+    at_ = At::integers;
+  }
+  void end_array() override { at_ = At::tensor; }
+  void key(std::string name) override {
+    key_ = std::move(name);
+    if (at_ != At::tensor) return;
+    if (key_ == "dtype")
+      tensor_.has_dtype = true;
+    else if (key_ == "shape")
+      tensor_.has_shape = true;
+    else if (key_ == "data_offsets")
+      tensor_.has_offsets = true;
+    else
+      fail(concat("has the unknown key ", shown(key_)));
+  }
+  void string(std::string text) override {
+    if (at_ == At::metadata) {
+      header.metadata[std::move(key_)] = std::move(text);
+    } else if (at_ == At::tensor && key_ == "dtype") {
+      read_dtype(text);
+    } else {
+      other();
+    }
+  }
+  void count(std::int64_t value) override {
+    if (at_ != At::integers) return other();
+    (key_ == "shape" ? tensor_.entry.shape : tensor_.offsets).push_back(value);
+  }
+  // Not what stands here.
+  void other() override {
+    if (at_ == At::integers) fail("has a shape or offset that is no non-negative integer");
+    refuse(at_ == At::header                        ? "lacks '{'"
+           : at_ == At::metadata || key_ == "dtype" ? "lacks '\"'"
+                                                    : "lacks '['");
   }
 
-  void read_tensor(std::string name) {
-    SafetensorsEntry entry{.name = std::move(name)};
+ private:
+  enum class At { outside, header, metadata, tensor, integers };
+  struct Tensor {
+    SafetensorsEntry entry;
     std::vector<std::int64_t> offsets;
     bool has_dtype = false, has_shape = false, has_offsets = false;
-    read_members([&](const std::string& key) {
-      if (key == "dtype") {
-        has_dtype = true;
-        read_dtype(entry);
-      } else if (key == "shape") {
-        has_shape = true;
-        entry.shape = integers(entry.name);
-      } else if (key == "data_offsets") {
-        has_offsets = true;
-        offsets = integers(entry.name);
-      } else {
-        fail_tensor(entry.name, concat("has the unknown key ", shown(key)));
-      }
-    });
-    if (!has_dtype || !has_shape || !has_offsets) {
-      fail_tensor(entry.name, concat("lacks ", !has_dtype   ? "dtype"
-                                               : !has_shape ? "shape"
-                                                            : "data_offsets"));
-    }
-    if (offsets.size() != 2) {
-      fail_tensor(entry.name,
-                  concat("has ", offsets.size(), " data_offsets, expected begin and end"));
-    }
-    set_extent(entry, offsets[0], offsets[1]);
-    header_.entries.push_back(std::move(entry));
+  };
+
+  [[noreturn]] void fail(const std::string& what) const {
+    throw DataError(concat(file_, ": tensor ", shown(tensor_.entry.name), " ", what));
   }
 
-  void set_extent(SafetensorsEntry& entry, std::int64_t begin, std::int64_t end) const {
-    if (begin > end)
-      fail_tensor(entry.name, concat("ends at ", end, ", before it begins at ", begin));
+  void finish_tensor() {
+    const auto& [entry, offsets, has_dtype, has_shape, has_offsets] = tensor_;
+    if (!has_dtype || !has_shape || !has_offsets)
+      fail(concat("lacks ", !has_dtype ? "dtype" : !has_shape ? "shape" : "data_offsets"));
+    if (offsets.size() != 2)
+      fail(concat("has ", offsets.size(), " data_offsets, expected begin and end"));
+    set_extent(offsets[0], offsets[1]);
+    header.entries.push_back(std::move(tensor_.entry));
+  }
+
+  void set_extent(std::int64_t begin, std::int64_t end) {
+    SafetensorsEntry& entry = tensor_.entry;
+    if (begin > end) fail(concat("ends at ", end, ", before it begins at ", begin));
     std::int64_t expected = static_cast<std::int64_t>(size_bytes(entry.dtype));
     for (const auto& [name, bytes] : kForeign)
       if (name == entry.foreign) expected = bytes;
@@ -178,121 +152,41 @@ class HeaderReader {
       for (const std::int64_t extent : entry.shape)
         expected = checked_mul(expected, empty ? 0 : extent);
     } catch (const ContractError&) {
-      fail_tensor(entry.name, "has a shape whose product overflows 64 bits");
+      fail("has a shape whose product overflows 64 bits");
     }
     if (end - begin != expected) {
-      fail_tensor(entry.name, concat("has data_offsets [", begin, ", ", end, "], ", end - begin,
-                                     " bytes, but its shape and dtype need ", expected));
+      fail(concat("has data_offsets [", begin, ", ", end, "], ", end - begin,
+                  " bytes, but its shape and dtype need ", expected));
     }
     entry.begin_bytes = begin;
     entry.size_bytes = expected;
   }
 
-  void read_dtype(SafetensorsEntry& entry) {
-    const std::string text = string();
+  void read_dtype(const std::string& text) {
     for (const auto& [name, dtype] : kDtypes) {
       if (name == text) {
-        entry.dtype = dtype;
+        tensor_.entry.dtype = dtype;
         return;
       }
     }
     for (const auto& [name, bytes] : kForeign) {
       if (name == text) {
-        entry.foreign = text;
+        tensor_.entry.foreign = text;
         return;
       }
     }
-    fail_tensor(entry.name,
-                concat("has dtype ", shown(text),
-                       ", of which not even the size is known; write it as F32 or BF16"));
+    fail(concat("has dtype ", shown(text),
+                ", of which not even the size is known; write it as F32 or BF16"));
   }
 
-  // [non-negative 64-bit integers]; JSON allows neither signs nor leading zeros here.
-  std::vector<std::int64_t> integers(const std::string& tensor) {
-    std::vector<std::int64_t> values;
-    expect('[');
-    if (take(']')) return values;
-    do {
-      skip_space();
-      const std::size_t begin = at_;
-      std::int64_t value = 0;
-      while (at_ < json_.size() && json_[at_] >= '0' && json_[at_] <= '9') {
-        const std::int64_t digit = json_[at_++] - '0';
-        if (value > (INT64_MAX - digit) / 10) fail_tensor(tensor, "has a number beyond 64 bits");
-        value = 10 * value + digit;
-      }
-      const bool zero_led = at_ - begin > 1 && json_[begin] == '0';
-      if (at_ == begin || zero_led)
-        fail_tensor(tensor, "has a shape or offset that is no non-negative integer");
-      values.push_back(value);
-    } while (take(','));
-    if (!take(']')) fail_tensor(tensor, "has a shape or offset that is no non-negative integer");
-    return values;
-  }
-
-  std::string string() {
-    expect('"');
-    std::string text;
-    while (at_ < json_.size() && json_[at_] != '"') {
-      const std::string_view rest = json_.substr(at_);
-      if (static_cast<unsigned char>(rest[0]) < 0x20) fail("has a control character in a string");
-      if (rest[0] == '\\') {
-        ++at_;
-        escape(text);
-        continue;
-      }
-      const std::size_t length = utf8_length(rest);
-      if (length == 0) fail("is not UTF-8");
-      text += rest.substr(0, length);
-      at_ += length;
-    }
-    if (at_ >= json_.size()) fail("has a string without an end");
-    ++at_;
-    return text;
-  }
-
-  void escape(std::string& text) {
-    const char c = at_ < json_.size() ? json_[at_++] : '\0';
-    constexpr std::string_view from = "\"\\/bfnrt", to = "\"\\/\b\f\n\r\t";
-    if (const std::size_t i = from.find(c); i != std::string_view::npos) {
-      text += to[i];
-      return;
-    }
-    if (c != 'u') fail("has an unknown escape");
-    std::uint32_t code = hex4();
-    if (code >= 0xd800 && code < 0xdc00) {
-      if (json_.substr(at_, 2) != "\\u") fail("has half a surrogate pair");
-      at_ += 2;
-      const std::uint32_t low = hex4();
-      if (low < 0xdc00 || low > 0xdfff) fail("has half a surrogate pair");
-      code = 0x10000 + ((code - 0xd800) << 10) + (low - 0xdc00);
-    } else if (code >= 0xdc00 && code < 0xe000) {
-      fail("has half a surrogate pair");
-    }
-    append_utf8(text, code);
-  }
-
-  std::uint32_t hex4() {
-    std::uint32_t code = 0;
-    for (int i = 0; i < 4; ++i) {
-      const char c = at_ < json_.size() ? json_[at_] : '\0';
-      const std::size_t digit = std::string_view("0123456789abcdef")
-                                    .find(c >= 'A' && c <= 'F' ? static_cast<char>(c + 32) : c);
-      if (digit == std::string_view::npos) fail("has a \\u escape without four hexadecimal digits");
-      code = code << 4 | static_cast<std::uint32_t>(digit);
-      ++at_;
-    }
-    return code;
-  }
-
-  std::string_view json_;
   const std::string& file_;
-  const char* part_;
-  std::size_t at_ = 0;
-  SafetensorsHeader header_;
+  At at_ = At::outside;
+  std::string key_;
+  Tensor tensor_;
 };
 
-std::string quoted(std::string_view text) {
+// Not called `quoted`, which std has for strings.
+std::string json_string(std::string_view text) {
   TESSERA_EXPECT(is_utf8(text), "SafetensorsWriter: ", shown(text), " is not UTF-8");
   return json::quote(text);
 }
@@ -307,18 +201,25 @@ std::string_view safetensors_name(DType dtype) {
 
 }  // namespace
 
-std::string shown(std::string_view name) {
-  if (name.size() <= kShownBytes) return concat("'", printable(name), "'");
-  return concat("'", printable(name.substr(0, kShownBytes)), "...'");
-}
-
 SafetensorsHeader parse_safetensors_header(std::string_view json, const std::string& file) {
-  return HeaderReader(json, file).read();
+  const std::string document = file + " has a header";
+  if (!json.starts_with('{'))
+    throw DataError(document +
+                    " that does not begin with '{' (byte 0 of the JSON); write the file again");
+  HeaderReader reader(file);
+  json::read(json, document, reader);
+  return std::move(reader.header);
 }
 
 std::map<std::string, std::string> parse_safetensors_index(std::string_view json,
                                                            const std::string& file) {
-  return HeaderReader(json, file, "a text").read_index();
+  const std::string document = file + " has a text";
+  IndexReader reader;
+  json::read(json, document, reader);
+  if (!reader.has_map)
+    throw DataError(concat(document, " that lacks \"weight_map\" (byte ", json.size(),
+                           " of the JSON); write the file again"));
+  return std::move(reader.files);
 }
 
 std::string format_safetensors_header(const std::vector<SafetensorsEntry>& entries,
@@ -328,10 +229,11 @@ std::string format_safetensors_header(const std::vector<SafetensorsEntry>& entri
     if (out.size() > 1) out += ',';
   };
   if (!metadata.empty()) {
-    out += concat(quoted(kMetadata), ":{");
+    out += concat(json_string(kMetadata), ":{");
     bool first = true;
     for (const auto& [key, value] : metadata) {
-      out += concat(std::exchange(first, false) ? "" : ",", quoted(key), ":", quoted(value));
+      out +=
+          concat(std::exchange(first, false) ? "" : ",", json_string(key), ":", json_string(value));
     }
     out += '}';
   }
@@ -339,7 +241,7 @@ std::string format_safetensors_header(const std::vector<SafetensorsEntry>& entri
     separate();
     std::string shape;
     for (const std::int64_t extent : entry.shape) shape += concat(shape.empty() ? "" : ",", extent);
-    out += concat(quoted(entry.name), ":{\"dtype\":\"", safetensors_name(entry.dtype),
+    out += concat(json_string(entry.name), ":{\"dtype\":\"", safetensors_name(entry.dtype),
                   "\",\"shape\":[", shape, "],\"data_offsets\":[", entry.begin_bytes, ",",
                   entry.begin_bytes + entry.size_bytes, "]}");
   }

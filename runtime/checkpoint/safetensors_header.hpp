@@ -1,5 +1,5 @@
-// The header of a safetensors file: a small, strict JSON reader for just that shape of document,
-// and its writer. Private to checkpoint.
+// The JSON of a safetensors file's head, and of an index: what it has to say, and how it is
+// written. Private to checkpoint.
 #pragma once
 
 #include <map>
@@ -29,9 +29,5 @@ std::map<std::string, std::string> parse_safetensors_index(std::string_view json
 // The JSON text, padded with spaces to a multiple of 8 bytes. Entries need their offsets.
 std::string format_safetensors_header(const std::vector<SafetensorsEntry>& entries,
                                       const std::map<std::string, std::string>& metadata);
-
-// A name for an error message: quoted, cut to 60 bytes, control characters and broken UTF-8
-// replaced.
-std::string shown(std::string_view name);
 
 }  // namespace tessera::checkpoint

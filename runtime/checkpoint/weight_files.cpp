@@ -1,52 +1,21 @@
 // The files of a model as one source of its state.
 #include <algorithm>
-#include <cstring>
 #include <filesystem>
 #include <memory>
 #include <set>
+#include <utility>
 
+#include "runtime/checkpoint/box.hpp"
+#include "runtime/checkpoint/held_box.hpp"
+#include "runtime/checkpoint/manifest.hpp"
 #include "runtime/checkpoint/safetensors_header.hpp"
+#include "runtime/checkpoint/shard_info.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/checkpoint/model.hpp"
+#include "tessera/detail/base/utf8.hpp"
 
 namespace tessera::checkpoint {
 namespace {
-
-// Rows [begin, end) of a matrix or of any other tensor, whose rows have `row` elements.
-struct Rows {
-  std::int64_t begin, end, row;
-  std::int64_t of;  // rows in all: the distance of a transposed matrix's elements
-  bool is_transposed;
-  std::int64_t numel() const { return (end - begin) * row; }
-  // Where element i lies in the file, in elements.
-  std::int64_t at(std::int64_t i) const {
-    return is_transposed ? i % row * of + begin + i / row : begin * row + i;
-  }
-};
-
-template <class To, class From>
-To converted(From value) {
-  if constexpr (std::is_same_v<To, From>)
-    return value;
-  else if constexpr (std::is_class_v<From> || std::is_class_v<To>)  // floats of 16 or 8 bits
-    return To(static_cast<float>(value));
-  else
-    return static_cast<To>(value);
-}
-
-// Adds their elements to `out`, as bytes of another type; neither side is aligned to anything.
-template <class To, class From>
-void read(std::vector<std::byte>& out, std::span<const std::byte> bytes, const Rows& rows) {
-  const std::size_t begin = out.size();
-  out.resize(begin + static_cast<std::size_t>(rows.numel()) * sizeof(To));
-  for (std::int64_t i = 0; i < rows.numel(); ++i) {
-    From value;
-    std::memcpy(&value, bytes.data() + static_cast<std::size_t>(rows.at(i)) * sizeof value,
-                sizeof value);
-    const To own = converted<To>(value);
-    std::memcpy(out.data() + begin + static_cast<std::size_t>(i) * sizeof own, &own, sizeof own);
-  }
-}
 
 std::string folder_of(const std::string& path) {
   return std::filesystem::path(path).parent_path().string();
@@ -63,37 +32,151 @@ std::string file_of(const std::string& path) {
   return path;
 }
 
+// The files of PyTorch's sharded form in a folder, by name; none where it has none.
+std::vector<WeightFile> shards_in(const std::string& path) {
+  std::vector<WeightFile> files;
+  std::error_code ignored;
+  for (std::filesystem::directory_iterator at(path, ignored), end; at != end; at.increment(ignored))
+    if (at->path().extension() == ".safetensors") files.push_back({.path = at->path().string()});
+  std::ranges::sort(files, {}, &WeightFile::path);
+  return files;
+}
+
+std::vector<WeightFile> unchecked(const std::vector<std::string>& paths) {
+  std::vector<WeightFile> files;
+  for (const std::string& path : paths) files.push_back({.path = path});
+  return files;
+}
+
 }  // namespace
+
+// A tensor of the files, in boxes.
+struct WeightFiles::State {
+  struct Held {
+    Sizes shape;  // of all boxes together
+    DType dtype;
+    std::string foreign;
+    std::vector<HeldBox> boxes;
+  };
+  void add(const SafetensorsReader& file, const SafetensorsEntry& entry, const ShardInfo& info);
+  void check_cover() const;
+  const Held& at(std::string_view name) const {
+    const auto found = tensors.find(name);
+    if (found == tensors.end())
+      throw DataError(concat("there is no tensor ", shown(name),
+                             files.empty() ? "" : concat(" in '", files[0]->path(), '\'')));
+    return found->second;
+  }
+
+  std::vector<std::unique_ptr<SafetensorsReader>> files;
+  std::vector<std::string> names;  // in the order in which the files have them
+  std::map<std::string, Held, std::less<>> tensors;
+};
+
+void WeightFiles::State::add(const SafetensorsReader& file, const SafetensorsEntry& entry,
+                             const ShardInfo& info) {
+  const auto refuse = [&](const auto&... parts) {
+    throw DataError(concat("tensor ", shown(entry.name), " in '", file.path(), "' ", parts...));
+  };
+  HeldBox box{.box = {Sizes(entry.shape.size(), 0), entry.shape}, .file = &file, .entry = &entry};
+  Sizes shape = entry.shape;
+  const auto own = info.boxes.find(entry.name);
+  if (!info.boxes.empty()) {
+    if (own == info.boxes.end()) refuse("has no offsets in the file's DCP_SHARDING_INFO");
+    const BoxInfo& said = own->second;
+    if (said.begin.size() != shape.size() || (said.has_shape && said.shape.size() != shape.size()))
+      refuse("is ", text_of(entry.shape), ", and its box has another number of dimensions");
+    box.box.begin = said.begin;
+    for (std::size_t d = 0; d < shape.size(); ++d) {
+      if (said.begin[d] > INT64_MAX - entry.shape[d]) refuse("begins beyond 64 bits");
+      shape[d] = said.has_shape ? said.shape[d] : box.box.end(d);
+    }
+    if (said.has_checksums && std::ssize(said.checksums) != pieces_of(entry.size_bytes))
+      refuse("has ", said.checksums.size(), " checksums for ", pieces_of(entry.size_bytes),
+             " pieces of 4 MiB");
+    box.checksums = said.checksums;
+  }
+  const auto [at, is_new] = tensors.try_emplace(entry.name);
+  Held& held = at->second;
+  if (is_new) {
+    names.push_back(entry.name);
+    held = {shape, entry.dtype, entry.foreign, {}};
+  } else {
+    const SafetensorsReader& other = *held.boxes[0].file;
+    if (info.boxes.empty())
+      throw DataError(concat("tensor ", shown(entry.name), " stands in '", other.path(),
+                             "' and in '", file.path(), "'; give the files of one model"));
+    if (held.dtype != entry.dtype || held.foreign != entry.foreign ||
+        held.shape.size() != shape.size())
+      refuse("is of another dtype or number of dimensions than in '", other.path(), '\'');
+    if (own->second.has_shape && held.shape != shape)
+      refuse("is a box of ", text_of(shape), ", in '", other.path(), "' of ", text_of(held.shape));
+    for (std::size_t d = 0; d < shape.size(); ++d)
+      held.shape[d] = std::max(held.shape[d], shape[d]);
+  }
+  held.boxes.push_back(std::move(box));
+}
+
+void WeightFiles::State::check_cover() const {
+  for (const auto& [name, held] : tensors) {
+    const Box whole{Sizes(held.shape.size(), 0), held.shape};
+    if (held.boxes.size() == 1 && held.boxes[0].box == whole) continue;
+    std::vector<Box> boxes;
+    for (const HeldBox& box : held.boxes) boxes.push_back(box.box);
+    const std::string fault = fault_of_cover(held.shape, std::move(boxes));
+    if (!fault.empty())
+      throw DataError(concat("tensor ", shown(name), ' ', text_of(held.shape), " of '",
+                             held.boxes[0].file->path(), "' and the files beside it ", fault));
+  }
+}
+
+WeightFiles::WeightFiles(WeightFiles&&) noexcept = default;
+WeightFiles& WeightFiles::operator=(WeightFiles&&) noexcept = default;
+WeightFiles::~WeightFiles() = default;
 
 WeightFiles::WeightFiles(const std::string& path) : what_(concat('\'', file_of(path), '\'')) {
   const std::string file = file_of(path);
-  file.ends_with(".json") ? open_index(file) : open(file);
+  if (Manifest::is_in(file)) {
+    const Manifest manifest = Manifest::read(file);
+    open(manifest.files(file, "model"), manifest.id);
+  } else if (file.ends_with(".json")) {
+    open_index(file);
+  } else {
+    const std::vector<WeightFile> shards = shards_in(file);
+    open(shards.empty() ? unchecked({file}) : shards);
+  }
 }
 
 WeightFiles::WeightFiles(const std::vector<std::string>& paths) {
   TESSERA_EXPECT(!paths.empty(), "load: no file is given; name one");
   what_ = concat('\'', paths[0], '\'');
   if (paths.size() > 1) what_ += concat(" and ", paths.size() - 1, " more files");
-  for (const std::string& path : paths) open(path);
+  open(unchecked(paths));
 }
 
-void WeightFiles::open(const std::string& path) {
-  const SafetensorsReader& file = files_.emplace_back(path);
-  for (const SafetensorsEntry& entry : file.entries()) {
-    const auto [at, is_new] =
-        locations_.try_emplace(entry.name, Location{files_.size() - 1, &entry});
-    if (!is_new)
-      throw DataError(concat("tensor ", shown(entry.name), " stands in '",
-                             files_[at->second.file].path(), "' and in '", path,
-                             "'; give the files of one model"));
+WeightFiles::WeightFiles(const std::string& what, const std::vector<WeightFile>& files,
+                         std::string_view id)
+    : what_(what) {
+  open(files, id);
+}
+
+void WeightFiles::open(const std::vector<WeightFile>& files, std::string_view id) {
+  state_ = std::make_unique<State>();
+  for (const WeightFile& of : files) {
+    const auto& file =
+        *state_->files.emplace_back(std::make_unique<SafetensorsReader>(of.path, of.links));
+    const ShardInfo info = shard_info_of(file, of, id);
+    for (const SafetensorsEntry& entry : file.entries()) state_->add(file, entry, info);
   }
+  state_->check_cover();
 }
 
 void WeightFiles::open_index(const std::string& path) {
-  const MappedFile text(path, "index");
-  const auto bytes = text.bytes();
-  const auto holders = parse_safetensors_index(
-      {reinterpret_cast<const char*>(bytes.data()), bytes.size()}, concat("index '", path, "'"));
+  index_ = path;
+  const OpenFile text(path, "index");
+  std::string bytes(static_cast<std::size_t>(text.size_bytes()), '\0');
+  text.read(0, std::as_writable_bytes(std::span(bytes)));
+  const auto holders = parse_safetensors_index(bytes, concat("index '", path, "'"));
   std::set<std::string> files;
   for (const auto& [name, file] : holders) {
     if (file.empty() || file == ".." || file.find_first_of(std::string_view("/\0", 2)) != file.npos)
@@ -101,12 +184,14 @@ void WeightFiles::open_index(const std::string& path) {
                              "; expected the name of a file beside it"));
     files.insert(file);
   }
+  std::vector<std::string> paths;
   for (const std::string& file : files)
-    open((std::filesystem::path(folder_of(path)) / file).string());
+    paths.push_back((std::filesystem::path(folder_of(path)) / file).string());
+  open(unchecked(paths));
   for (const auto& [name, file] : holders) {
-    const auto location = locations_.find(name);
-    if (location == locations_.end() ||
-        std::filesystem::path(files_[location->second.file].path()).filename() != file)
+    const auto held = state_->tensors.find(name);
+    if (held == state_->tensors.end() ||
+        std::filesystem::path(held->second.boxes[0].file->path()).filename() != file)
       throw DataError(concat("index '", path, "' says that ", shown(name), " lies in ", shown(file),
                              ", which does not have it; fetch the files again"));
   }
@@ -114,53 +199,73 @@ void WeightFiles::open_index(const std::string& path) {
 
 std::vector<std::string> WeightFiles::paths() const {
   std::vector<std::string> paths;
-  for (const SafetensorsReader& file : files_) paths.push_back(file.path());
+  for (const auto& file : state_->files) paths.push_back(file->path());
   return paths;
 }
 
-std::vector<std::string> WeightFiles::names() const {
-  std::vector<std::string> names;
-  for (const SafetensorsReader& file : files_)
-    for (const SafetensorsEntry& entry : file.entries()) names.push_back(entry.name);
-  return names;
-}
+std::vector<std::string> WeightFiles::names() const { return state_->names; }
 
-std::span<const std::byte> WeightFiles::bytes(std::string_view name) const {
-  const Location& location = locations_.find(name)->second;
-  return files_[location.file].bytes(*location.entry);
+bool WeightFiles::has(std::string_view name) const {
+  return state_->tensors.find(name) != state_->tensors.end();
 }
 
 nn::StateSource::Entry WeightFiles::entry(std::string_view name) const {
-  const SafetensorsEntry& entry = *locations_.find(name)->second.entry;
-  return {entry.shape, entry.dtype, entry.foreign};
+  const State::Held& held = state_->at(name);
+  return {held.shape, held.dtype, held.foreign};
 }
 
 bool WeightFiles::is_same(std::string_view a, std::string_view b) const {
-  const Entry x = entry(a), y = entry(b);
-  return x.dtype == y.dtype && x.foreign == y.foreign && x.shape == y.shape &&
-         std::ranges::equal(bytes(a), bytes(b));
+  const State::Held &x = state_->at(a), &y = state_->at(b);
+  if (x.dtype != y.dtype || x.foreign != y.foreign || x.shape != y.shape ||
+      x.boxes.size() != y.boxes.size())
+    return false;
+  std::vector<std::byte> left(kPieceBytes), right(kPieceBytes);
+  for (std::size_t i = 0; i < x.boxes.size(); ++i) {
+    if (x.boxes[i].box != y.boxes[i].box) return false;
+    for (std::int64_t at = 0; at < pieces_of(x.boxes[i].entry->size_bytes); ++at)
+      if (!std::ranges::equal(x.boxes[i].read(at, left), y.boxes[i].read(at, right))) return false;
+  }
+  return true;
 }
 
 std::string WeightFiles::fault(std::string_view, const ShardSpec&) const { return ""; }
 
-Tensor WeightFiles::rows(std::span<const std::string> names, const ShardSpec& spec, bool transposed,
-                         DType dtype, const Device& device) const {
-  if (spec.dim > 0) return rows_of(rows(names, {spec.shape}, transposed, dtype, device), spec);
-  const RowRange own = spec.shape.ndim() == 0 ? RowRange{0, 1} : spec.owned();  // whole everywhere
-  std::vector<std::byte> values;
-  RowRange part;
+void WeightFiles::read(const Tensor& to, std::span<const std::string> names, const ShardSpec& spec,
+                       bool transposed) const {
+  const auto ndim = static_cast<std::size_t>(spec.shape.ndim());
+  if (to.numel() == 0) return;
+  BoxReader reader(to);
+  RowRange part;  // of the rows of dimension 0, those that the name at hand has
   for (const std::string& name : names) {
-    const Entry held = entry(name);
-    part = {part.end, part.end + (held.shape.empty() ? 1 : held.shape[transposed ? 1 : 0])};
-    const RowRange here = within(part, own);
-    const Rows rows{here.begin, here.end, spec.row_numel(), part.size(), transposed};
-    visit(dtype, [&](auto to) {
-      visit(held.dtype, [&](auto from) {
-        read<typename decltype(to)::type, typename decltype(from)::type>(values, bytes(name), rows);
-      });
-    });
+    const State::Held& held = state_->at(name);
+    // Dimension d of the parameter in the file.
+    const auto in_file = [&](std::size_t d) { return transposed && d < 2 ? 1 - d : d; };
+    part = {part.end, part.end + (ndim == 0 ? 1 : held.shape[in_file(0)])};
+    Box wanted{Sizes(ndim, 0), held.shape};
+    Sizes to_strides(ndim);
+    std::int64_t first = 0;  // element of `to`
+    for (std::size_t d = 0; d < ndim; ++d) {
+      const int dim = static_cast<int>(d);
+      to_strides[in_file(d)] = to.strides()[dim];
+      RowRange range{0, spec.shape[dim]};
+      if (dim == spec.dim) range = spec.owned();
+      if (d == 0) {
+        const RowRange here = within(part, range);
+        first += to.strides()[0] * std::max<std::int64_t>(part.begin - range.begin, 0);
+        range = here;
+      }
+      wanted.begin[in_file(d)] = range.begin;
+      wanted.sizes[in_file(d)] = range.size();
+    }
+    for (const HeldBox& box : held.boxes) {
+      const Box region = common(wanted, box.box);
+      if (std::ranges::find(region.sizes, 0) != region.sizes.end()) continue;
+      std::int64_t at = first;
+      for (std::size_t d = 0; d < ndim; ++d)
+        at += (region.begin[d] - wanted.begin[d]) * to_strides[d];
+      reader.read(box, region, at, to_strides);
+    }
   }
-  return Tensor::from_bytes(values, spec.local_shape(), dtype, device);
 }
 
 void WeightFiles::refuse(const std::string& message) const { throw DataError(message); }

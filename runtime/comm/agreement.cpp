@@ -43,12 +43,15 @@ std::string order_remedy(std::uint64_t around, int rank, std::uint64_t other, in
 // What tells two calls apart, published or recorded, and what to do about it.
 template <class Call>
 std::string remedies(const Call& a, int rank_a, const Call& b, int rank_b) {
-  return concat(order_remedy(a.around, rank_a, b.around, rank_b), kRemedy,
-                name_remedy(a.name, b.name),
-                std::string_view(a.name) == b.name && a.progress.steps != b.progress.steps
-                    ? "; ranks differ in steps of the optimizer or the model"
-                    : "",
-                backward_remedy(a.progress.backward_of, b.progress.backward_of));
+  return concat(
+      order_remedy(a.around, rank_a, b.around, rank_b), kRemedy, name_remedy(a.name, b.name),
+      std::string_view(a.name) == b.name && (a.progress.steps != b.progress.steps ||
+                                             a.progress.steps_of_each != b.progress.steps_of_each)
+          ? "; ranks differ in steps of the optimizer or the model, of which every rank "
+            "makes, sets "
+            "and loads the same"
+          : "",
+      backward_remedy(a.progress.backward_of, b.progress.backward_of));
 }
 
 int first_difference(const Published& a, const Published& b) {
@@ -129,6 +132,14 @@ void check_agreement(std::span<const Published* const> ranks, std::span<const in
                              " send from different offsets of their symmetric memory; every rank "
                              "must use the same layout"));
   }
+}
+
+std::string describe_steps(std::string_view group, std::uint64_t steps, std::uint64_t other) {
+  if (steps == other) return "";
+  return concat("the world has ended, and ranks of '", group, "' have made ",
+                std::min(steps, other), " and ", std::max(steps, other),
+                " steps of optimizers, one for each group of parameters; every rank makes the same "
+                "steps");
 }
 
 std::string describe_late(const Recorders& recorders, int own, double timeout_s,

@@ -94,6 +94,9 @@ std::string backward_remedy(std::uint64_t backward_of, std::uint64_t other = 0);
 std::string describe_difference(const FlightRecorder& a, int rank_a, const FlightRecorder& b,
                                 int rank_b);
 
+// What is wrong where ranks of a group have made other numbers of steps; empty for nothing.
+std::string describe_steps(std::string_view group, std::uint64_t steps, std::uint64_t other);
+
 // The ranks of `recorders` and what they are called.
 using Recorders = std::vector<const FlightRecorder*>;
 

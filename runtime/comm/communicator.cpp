@@ -36,7 +36,7 @@ std::uint64_t copy_and_fold(char (&out)[N], const char* text, std::uint64_t hash
 struct CopyAlone {
   comm::GroupCall call;
   void operator()(Exec& exec) const {
-    const comm::Mover mover(exec);
+    const comm::ItemMover mover(exec);
     for (const Collective& c : call.items())
       if (c.count > 0) mover.copy(c.recv, c.send, comm::item_bytes(c));
   }
@@ -61,6 +61,10 @@ Communicator::Communicator(DeviceContext& context, FlightRecorder& recorder, con
       stream_(stream) {
   FlightEntry probe;
   role_hash_ = copy_and_fold(probe.role, role_.c_str(), index(stream));
+}
+
+void Communicator::count_step() noexcept {
+  if (!has_ended_) recorder_.count_step();
 }
 
 void CollectiveGroup::place(const void* send, void* recv) {
@@ -117,8 +121,9 @@ void Communicator::submit_checked(std::span<const Collective> items, const char*
   }
   if (prepared) {
     call.progress = prepared->progress;
-    content =
-        mix(content, call.progress.steps ^ std::bit_cast<std::uint64_t>(call.progress.divided_by));
+    const Progress& p = call.progress;
+    content = mix(content, (std::uint64_t{p.steps_of_each} << 32 | p.steps) ^
+                               std::bit_cast<std::uint32_t>(p.divided_by) * 0x9e3779b97f4a7c15);
   }
   call.bytes = checked.bytes;
   call.count = first.count;

@@ -59,7 +59,7 @@ void gather(Copies& copies, const Collective& c, int rank, int size) {
 // Over ranks that all hold the same, the sum is that times their number, and the largest is that.
 void combine(Exec& exec, std::byte* out, const std::byte* in, const Collective& c, int size) {
   if (c.reduce == ReduceOp::max || c.dtype == DType::boolean)
-    return comm::Mover(exec).copy(out, in, comm::item_bytes(c));
+    return comm::ItemMover(exec).copy(out, in, comm::item_bytes(c));
   kernels::ScalarArgs times{};
   times.out = out;
   times.in = in;
@@ -147,7 +147,8 @@ class EmulatedGroup final : public World::Backend::Group {
                                      std::string_view role, StreamId stream) override {
     return std::make_unique<EmulatedCommunicator>(context, recorder_, seat, role, stream);
   }
-  std::shared_ptr<SymmetricMemory> allocate(DeviceContext& context, std::int64_t bytes) override {
+  std::shared_ptr<SymmetricMemory> allocate(DeviceContext& context, std::int64_t bytes,
+                                            std::string_view) override {
     return arena_.allocate(context, bytes);
   }
   FlightRecorder& recorder() noexcept override { return recorder_; }
@@ -163,12 +164,14 @@ class EmulatedBackend final : public World::Backend {
     if (seat.ranks.empty()) return nullptr;
     return groups_.emplace_back(std::make_unique<EmulatedGroup>(arena_)).get();
   }
+  void commit() noexcept override {}
+  void abandon(const std::string&) noexcept override {}
   void fail(const std::string& reason) noexcept override {
     if (reason_.empty()) reason_ = reason;
   }
   std::string reason() const override { return reason_; }
   void rejoin(DeviceContext&, std::span<double>) override { reason_.clear(); }
-  void leave() noexcept override {}
+  std::string leave() noexcept override { return ""; }
 
  private:
   std::string reason_;

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "tessera/base/error.hpp"
-#include "tessera/base/json.hpp"
+#include "tessera/detail/base/json.hpp"
 
 namespace tessera {
 namespace {
@@ -98,6 +98,7 @@ const FlightEntry& FlightRecorder::submit(FlightEntry& call, std::uint64_t conte
 }
 
 void FlightRecorder::restart() noexcept {
+  steps_.store(0, memory_order_relaxed);
   last_.store(0, memory_order_release);
   started_.store(0, memory_order_release);
   done_.store(0, memory_order_release);

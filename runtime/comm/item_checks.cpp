@@ -1,8 +1,8 @@
 #include "runtime/comm/item_checks.hpp"
 
-#include "tessera/base/checked.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/comm/flight_recorder.hpp"
+#include "tessera/detail/base/checked.hpp"
 
 namespace tessera::comm {
 namespace {

@@ -71,14 +71,14 @@ class LocalCommunicator final : public Communicator {
     mine.single = call.single;
     mine.items = call.prepared ? call.prepared : &mine.single;
     publish(mine.published, call, 0);
-    const Mover mover(exec, world_.placement().gpus.empty() ? nullptr : &link_);
+    const ItemMover mover(exec, world_.placement().gpus.empty() ? nullptr : &link_);
     stage(mover, mine.staging.get(), call.items(), rank(), size());
     mover.finish();
   }
 
   void take(const GroupCall& call, Exec& exec) {
     check_agreement(published_, ranks(), role(), recorders_);
-    const Mover mover(exec, world_.placement().gpus.empty() ? nullptr : &link_);
+    const ItemMover mover(exec, world_.placement().gpus.empty() ? nullptr : &link_);
     pull(mover, call.items(), rank(), size(), inputs_, Peers{shared_});
     mover.finish();
     recorder_.done(call.seq, stream());
@@ -102,8 +102,9 @@ class LocalBackendGroup final : public World::Backend::Group {
                                      std::string_view role, StreamId stream) override {
     return std::make_unique<LocalCommunicator>(context, world_, group_, seat, role, stream);
   }
-  std::shared_ptr<SymmetricMemory> allocate(DeviceContext& context, std::int64_t bytes) override {
-    world_.expect_same_size(group_, rank_, bytes);
+  std::shared_ptr<SymmetricMemory> allocate(DeviceContext& context, std::int64_t bytes,
+                                            std::string_view purpose) override {
+    world_.expect_same_size(group_, rank_, bytes, purpose);
     return arena_.allocate(context, bytes);
   }
   FlightRecorder& recorder() noexcept override { return group_.recorder(rank_); }
@@ -126,12 +127,19 @@ class LocalBackend final : public World::Backend {
         std::make_unique<LocalBackendGroup>(*world_, world_->group(seat), seat.rank, arena_));
     return groups_.back().get();
   }
-  void fail(const std::string& reason) noexcept override { world_->abort_signal().abort(reason); }
+  void commit() noexcept override { world_->commit(rank_); }
+  void fail(const std::string& reason) noexcept override { world_->halt(rank_, reason); }
+  void abandon(const std::string& reason) noexcept override {
+    world_->abort_signal().abort(reason);
+  }
   std::string reason() const override { return world_->abort_signal().reason(); }
   void rejoin(DeviceContext& context, std::span<double> largest) override {
     world_->rejoin(context, rank_, largest);
   }
-  void leave() noexcept override { world_->leave(rank_); }
+  std::string leave() noexcept override {
+    world_->leave(rank_);
+    return "";
+  }
 
  private:
   std::shared_ptr<LocalWorld> world_;
@@ -147,8 +155,9 @@ LocalWorld::LocalWorld(int size, const WorldOptions& options)
       recovery_barrier_(recovery_signal_, size),
       timeout_s_(options.timeout_seconds),
       left_(static_cast<std::size_t>(size)),
+      halted_(static_cast<std::size_t>(size)),
       contributed_(static_cast<std::size_t>(size)) {
-  if (size > 1 && options.executor != ExecutorKind::shuffled)
+  if (size > 1 && !options.executor.make_scheduler)
     poll_thread_ =
         std::make_unique<PollThread>(std::vector<int>(), [this](int) { look_for_late_calls(); });
 }
@@ -160,7 +169,11 @@ LocalGroup& LocalWorld::group(const GroupSeat& seat) {
 
 LocalRole& LocalWorld::role(LocalGroup& group, const std::string& name) {
   const std::lock_guard lock(mutex_);
-  return group.roles.try_emplace(name, abort_signal_, name, group.size()).first->second;
+  const auto [at, is_new] = group.roles.try_emplace(name, abort_signal_, name, group.size());
+  for (std::size_t i = 0; i < group.size() && is_new; ++i)
+    if (halted_[static_cast<std::size_t>(group.name_of(static_cast<int>(i)))])
+      at->second.barrier.halt(static_cast<int>(i));
+  return at->second;
 }
 
 std::unique_ptr<World::Backend> make_local_backend(std::shared_ptr<LocalWorld> world, int rank) {

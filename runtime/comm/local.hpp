@@ -1,20 +1,22 @@
 // Ranks as threads of one process: what they share, and the communicators over it.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "runtime/comm/agreement.hpp"
-#include "runtime/comm/placement.hpp"
+#include "runtime/comm/gpu_placement.hpp"
 #include "runtime/comm/poll_thread.hpp"
 #include "tessera/comm/world.hpp"
-#include "tessera/device/collective_barrier.hpp"
+#include "tessera/detail/device/collective_barrier.hpp"
 
 namespace tessera::comm {
 
@@ -49,7 +51,11 @@ struct LocalGroup {
   std::vector<int> ranks;                  // as the world counts them
   std::vector<FlightRecorder> recorders;   // by rank
   std::map<std::string, LocalRole> roles;  // made by the first rank that asks
-  std::vector<std::int64_t> allocations;
+  struct Allocation {
+    std::int64_t bytes;
+    std::string purpose;  // of the first rank that has asked
+  };
+  std::vector<Allocation> allocations;
   std::vector<std::size_t> asked;  // how many of them, by rank
 };
 
@@ -58,10 +64,13 @@ class LocalWorld {
  public:
   LocalWorld(int size, const WorldOptions& options);
 
-  const Placement& placement() const noexcept { return placement_; }
+  const GpuPlacement& placement() const noexcept { return placement_; }
   AbortSignal& abort_signal() noexcept { return abort_signal_; }
-  // A rank has ended with `reason`: nobody meets, now or after a recovery.
-  void end(const std::string& reason);
+  // See World::Backend.
+  void commit(int rank);
+  void halt(int rank, const std::string& reason);
+  // A rank has ended with `reason`: nobody meets it, now or after a recovery.
+  void end(int rank, const std::string& reason);
   // Whether `what` only says that another rank has failed.
   bool is_echo(const std::string& what) const;
 
@@ -74,6 +83,8 @@ class LocalWorld {
   // what others have submitted. Each aborts the world, naming both.
   void submitting(LocalGroup& group, LocalRole& role, int rank, std::uint64_t number);
   void leave(int rank);
+  // Once all have.  Throws: CommError where they have made other numbers of steps of optimizers.
+  void expect_same_steps();
 
   // A recovery of all ranks, at a barrier of its own: each number becomes the largest that a rank
   // has, and the world is made fit for collectives again.
@@ -81,9 +92,18 @@ class LocalWorld {
   void rejoin(DeviceContext& context, int rank, std::span<double> largest);
 
   // The n-th allocation of every rank has the same size.  Throws: ContractError.
-  void expect_same_size(LocalGroup& group, int rank, std::int64_t bytes);
+  void expect_same_size(LocalGroup& group, int rank, std::int64_t bytes, std::string_view purpose);
 
  private:
+  // Of each communicator of the rank; `f` gets the role, and which of its members the rank is.
+  template <class F>
+  void for_each_role(int rank, const F& f) {
+    const std::lock_guard lock(mutex_);
+    for (auto& [key, group] : groups_)
+      if (const auto at = std::ranges::find(group.ranks, rank) - group.ranks.begin();
+          at < std::ssize(group.ranks))
+        for (auto& [name, role] : group.roles) f(role, static_cast<int>(at));
+  }
   void expect_same_role(LocalGroup& group, int rank, int peer);
   void contribute(int rank, std::span<const double> numbers);
   void all_reduce_max(std::span<double> numbers) const;
@@ -92,16 +112,16 @@ class LocalWorld {
   void look_for_late_calls();
   void look_for_late_calls(LocalGroup& group);
 
-  const Placement placement_;
+  const GpuPlacement placement_;
   AbortSignal abort_signal_, recovery_signal_;  // the second one a failure leaves alone
   CollectiveBarrier recovery_barrier_;
   const double timeout_s_;
   std::mutex mutex_;
   std::map<std::pair<std::string, std::vector<int>>, LocalGroup> groups_;  // by name and ranks
-  std::vector<bool> left_;
+  std::vector<bool> left_, halted_;
   std::vector<std::array<double, World::kAgreed>> contributed_;  // by rank
   std::unique_ptr<PollThread>
-      poll_thread_;  // last: its thread uses the rest; none under `shuffled`
+      poll_thread_;  // last: its thread uses the rest; none with a HostScheduler
 };
 
 std::unique_ptr<World::Backend> make_local_backend(std::shared_ptr<LocalWorld> world, int rank);

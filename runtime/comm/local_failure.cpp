@@ -9,7 +9,7 @@
 namespace tessera::comm {
 
 void LocalWorld::look_for_late_calls() {
-  if (abort_signal_.aborted()) return;
+  if (abort_signal_.is_final()) return;
   const std::lock_guard lock(mutex_);
   for (auto& [key, group] : groups_) look_for_late_calls(group);
 }
@@ -61,17 +61,35 @@ void LocalWorld::expect_same_role(LocalGroup& group, int rank, int peer) {
         describe_difference(in_low, group.name_of(low), in_high, group.name_of(high)));
 }
 
-void LocalWorld::expect_same_size(LocalGroup& group, int rank, std::int64_t bytes) {
+void LocalWorld::expect_same_size(LocalGroup& group, int rank, std::int64_t bytes,
+                                  std::string_view purpose) {
   const std::lock_guard lock(mutex_);
   const std::size_t n = group.asked[static_cast<std::size_t>(rank)]++;
-  if (n == group.allocations.size()) group.allocations.push_back(bytes);
-  TESSERA_EXPECT(group.allocations[n] == bytes, "allocate_symmetric: rank ", group.name_of(rank),
-                 " asks for ", bytes, " bytes in call ", n + 1, ", another rank for ",
-                 group.allocations[n], "; every rank must ask for the same");
+  if (n == group.allocations.size()) group.allocations.push_back({bytes, std::string(purpose)});
+  const auto& [other_bytes, other_purpose] = group.allocations[n];
+  TESSERA_EXPECT(other_bytes == bytes, "allocate_symmetric: rank ", group.name_of(rank),
+                 " asks for ", bytes, " bytes for ", purpose, " in call ", n + 1,
+                 ", another rank for ", other_bytes, " for ", other_purpose,
+                 "; every rank must ask for the same");
 }
 
-void LocalWorld::end(const std::string& reason) {
-  abort_signal_.abort(reason);
+void LocalWorld::commit(int rank) {
+  for_each_role(rank, [](LocalRole& role, int member) {
+    role.barrier.commit(member, role.cells[static_cast<std::size_t>(member)].submitted);
+  });
+}
+
+void LocalWorld::halt(int rank, const std::string& reason) {
+  abort_signal_.explain(reason);
+  {
+    const std::lock_guard lock(mutex_);
+    halted_[static_cast<std::size_t>(rank)] = true;
+  }
+  for_each_role(rank, [](LocalRole& role, int member) { role.barrier.halt(member); });
+}
+
+void LocalWorld::end(int rank, const std::string& reason) {
+  halt(rank, reason);
   recovery_signal_.abort(reason);
 }
 
@@ -115,7 +133,17 @@ void LocalWorld::rearm() {
     group.allocations.clear();
     std::ranges::fill(group.asked, 0);
   }
+  std::fill(halted_.begin(), halted_.end(), false);
   abort_signal_.rearm();
+}
+
+void LocalWorld::expect_same_steps() {
+  for (auto& [key, group] : groups_)
+    for (const FlightRecorder& other : group.recorders)
+      if (const std::string why =
+              describe_steps(key.first, group.recorder(0).steps(), other.steps());
+          !why.empty())
+        throw CommError(why);
 }
 
 void LocalWorld::leave(int rank) {

@@ -108,35 +108,37 @@ DeviceMesh DeviceMesh::grid(const World& world, std::vector<MeshDim> dims,
 
 // Each rank makes the groups of its own lines, one dimension after another.
 DeviceMesh DeviceMesh::make(const World& world, Layout layout) {
-  const auto& [dims, ranks, groups] = layout;
-  check_dims(dims, ranks.size());
-  const auto position =
-      static_cast<std::size_t>(std::ranges::find(ranks, world.rank()) - ranks.begin());
-  const bool is_world = std::ranges::equal(ranks, world.ranks());
-  const std::shared_ptr<const World> shared = world.share();
-  std::vector<const RankGroup*> made;
-  for (std::size_t d = 0; d < dims.size(); ++d) {
-    if (is_world && dims.size() == 1 && dims[d].streams == GroupStreams{}) {
-      made.push_back(shared.get());
-      continue;
-    }
-    const std::vector<int> own =
-        position < ranks.size() ? line(dims, ranks, d, position) : std::vector<int>{};
-    const RankGroup* const group = world.split(dims[d].name, own, dims[d].streams);
-    if (group) made.push_back(group);
-  }
-  layout.groups = std::move(made);
-  return {shared, std::move(layout)};
+  check_dims(layout.dims, layout.ranks.size());
+  for (std::size_t d = 0; d < layout.dims.size(); ++d)
+    if (const RankGroup* const group = make_group(world, layout, d)) layout.groups.push_back(group);
+  return {world.share(), std::move(layout)};
 }
 
-std::size_t DeviceMesh::find(std::string_view name) const {
+const RankGroup* DeviceMesh::make_group(const World& world, const Layout& layout, std::size_t d) {
+  const auto& [dims, ranks, groups] = layout;
+  if (dims.size() == 1 && dims[d].streams == GroupStreams{} &&
+      std::ranges::equal(ranks, world.ranks()))
+    return world.share().get();
+  const auto position =
+      static_cast<std::size_t>(std::ranges::find(ranks, world.rank()) - ranks.begin());
+  const std::vector<int> own =
+      position < ranks.size() ? line(dims, ranks, d, position) : std::vector<int>{};
+  return world.split(dims[d].name, own, dims[d].streams);
+}
+
+std::size_t DeviceMesh::index_of(std::string_view name) const {
   const auto& dims = layout_->dims;
   const auto at = std::ranges::find(dims, name, &MeshDim::name);
   TESSERA_EXPECT(at != dims.end(), "DeviceMesh: no dimension is called '", name,
                  "'; this mesh has ", names_of(dims));
+  return static_cast<std::size_t>(at - dims.begin());
+}
+
+std::size_t DeviceMesh::find(std::string_view name) const {
+  const std::size_t at = index_of(name);
   TESSERA_EXPECT(is_member(), "DeviceMesh: rank ", world_->rank(), " is not in the mesh of ranks",
                  shortened(ranks()), "; ask is_member() first");
-  return static_cast<std::size_t>(at - dims.begin());
+  return at;
 }
 
 const RankGroup& DeviceMesh::group(std::string_view name) const {
@@ -151,10 +153,10 @@ const RankGroup& DeviceMesh::refuse_group() const {
 }
 
 const RankGroup& DeviceMesh::refuse_shards() const {
-  TESSERA_EXPECT(ndim() <= 2, "DeviceMesh: ", sizes_of(dims()),
-                 " are three dimensions; parameters are sharded over one, and replicated over the "
-                 "one before it: choose these, as mesh.select({\"",
-                 dims()[1].name, "\", \"", dims().back().name, "\"})");
+  TESSERA_EXPECT(ndim() <= 2, "DeviceMesh: ", sizes_of(dims()), " are ", ndim(),
+                 " dimensions; parameters are sharded over one, and replicated over the one before "
+                 "it: choose these, as mesh.select({\"",
+                 dims()[dims().size() - 2].name, "\", \"", dims().back().name, "\"})");
   return group(dims().back().name);
 }
 
@@ -182,6 +184,32 @@ DeviceMesh DeviceMesh::select(std::initializer_list<std::string_view> names) con
   }
   for (const std::size_t position : positions) part.ranks.push_back(ranks()[position]);
   return {world_, std::move(part)};
+}
+
+// Neighbours lie row by row as one dimension does, so ranks keep their places.
+DeviceMesh DeviceMesh::flatten(std::initializer_list<std::string_view> names, std::string name,
+                               const GroupStreams& streams) const {
+  TESSERA_EXPECT(names.size() > 0, "DeviceMesh::flatten: no name; this mesh has ",
+                 names_of(dims()));
+  const std::size_t first = index_of(*names.begin()), end = first + names.size();
+  std::int64_t size = 1;
+  for (std::size_t d = first; const std::string_view each : names) {
+    TESSERA_EXPECT(index_of(each) == d, "DeviceMesh::flatten: '", each,
+                   "' does not follow the one before it; this mesh has ", names_of(dims()),
+                   ": give neighbours in this order");
+    size *= dims()[d++].size;
+  }
+  Layout flat{layout_->dims, layout_->ranks, layout_->groups};
+  const auto replace = [&](auto& of, const auto& with) {
+    const auto begin = of.begin() + static_cast<std::ptrdiff_t>(first);
+    *begin = with;
+    of.erase(begin + 1, of.begin() + static_cast<std::ptrdiff_t>(end));
+  };
+  replace(flat.dims, MeshDim{std::move(name), static_cast<int>(size), streams});
+  check_dims(flat.dims, flat.ranks.size());
+  const RankGroup* const group = make_group(*world_, flat, first);
+  if (is_member()) replace(flat.groups, group);
+  return {world_, std::move(flat)};
 }
 
 std::string DeviceMesh::to_string() const {

@@ -2,8 +2,8 @@
 
 #include <sys/mman.h>
 
-#include "tessera/base/checked.hpp"
 #include "tessera/base/error.hpp"
+#include "tessera/detail/base/checked.hpp"
 #include "tessera/device/device_context.hpp"
 #include "tessera/memory/memory.hpp"
 

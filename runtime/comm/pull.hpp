@@ -8,7 +8,7 @@
 #include <span>
 #include <utility>
 
-#include "runtime/comm/mover.hpp"
+#include "runtime/comm/item_mover.hpp"
 #include "tessera/comm/communicator.hpp"
 
 namespace tessera::comm {
@@ -66,7 +66,7 @@ class StagingPlan {
 };
 
 // Copies what peers read from the staging memory of this rank.
-inline void stage(const Mover& mover, std::byte* staging, std::span<const Collective> items,
+inline void stage(const ItemMover& mover, std::byte* staging, std::span<const Collective> items,
                   int rank, int size) {
   StagingPlan plan(size);
   for (const Collective& c : items) {
@@ -89,7 +89,7 @@ concept PeerSource = requires(T source, const Collective& item) {
 // All items of a group. `inputs` has room for `size` pointers. Each rank starts at its own chunk
 // and goes round, so that ranks do not all read from the same peer at once.
 template <PeerSource Source>
-void pull(const Mover& mover, std::span<const Collective> items, int rank, int size,
+void pull(const ItemMover& mover, std::span<const Collective> items, int rank, int size,
           std::span<const void*> inputs, Source source) {
   StagingPlan plan(size);
   for (std::size_t i = 0; i < items.size(); ++i) {

@@ -1,17 +1,9 @@
-// What only tests ask of a world: whether a schedule comes again, and that one machine stands for
-// several hosts.
+// What only tests ask of a world: that one machine stands for several hosts.
 #pragma once
 
-#include <cstdint>
 #include <vector>
 
-namespace tessera {
-
-// The trace hash of the last `shuffled` run_local on this thread, 0 after any other; see
-// runtime/device/testing.hpp.
-std::uint64_t last_trace_hash();
-
-namespace comm {
+namespace tessera::comm {
 
 // Worlds over MPI that are made while this lives take rank r to be on host `hosts[r]`: ranks of
 // different numbers share no memory and do not see each other. One at a time.
@@ -27,6 +19,4 @@ class PretendedHosts {
   static int host_of(int rank);  // for World::mpi: 0 for all where nothing is pretended
 };
 
-}  // namespace comm
-
-}  // namespace tessera
+}  // namespace tessera::comm

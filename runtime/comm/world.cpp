@@ -14,21 +14,19 @@
 #include "runtime/base/wait.hpp"
 #include "runtime/comm/agreement.hpp"
 #include "runtime/comm/local.hpp"
-#include "runtime/comm/testing.hpp"
 #include "runtime/comm/world_state.hpp"
-#include "runtime/device/testing.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/base/log.hpp"
-#include "tessera/base/text.hpp"
+#include "tessera/detail/base/text.hpp"
+#include "tessera/detail/device/observe/profiler_ranges.hpp"
 #include "tessera/device/device_context.hpp"
-#include "tessera/device/observe/profiler_ranges.hpp"
 #include "tessera/device/observe/race_checker.hpp"
 #include "tessera/memory/memory.hpp"
 
 namespace tessera {
 
 std::string_view name(WorldKind kind) {
-  constexpr std::string_view kNames[] = {"single", "local", "mpi", "emulated"};
+  constexpr std::string_view kNames[] = {"single", "local", "mpi", "processes", "emulated"};
   return kNames[static_cast<int>(kind)];
 }
 
@@ -75,7 +73,7 @@ GroupSeat seat_of_all(int rank, int size) {
 }
 
 Device make_device(WorldKind kind, const WorldOptions& options, int rank, int threads,
-                   std::shared_ptr<ShuffledScheduler> scheduler) {
+                   std::shared_ptr<HostScheduler> scheduler) {
   check_options(options, kind);
   const DeviceChoice& choice = options.device;
   TESSERA_EXPECT(choice.kind != DeviceKind::meta,
@@ -84,7 +82,6 @@ Device make_device(WorldKind kind, const WorldOptions& options, int rank, int th
     return Device::cpu({.executor = options.executor,
                         .rank = rank,
                         .threads = threads,
-                        .schedule_seed = options.schedule_seed,
                         .scheduler = std::move(scheduler),
                         .cost = options.cost,
                         .run_bodies = options.run_bodies});
@@ -107,8 +104,16 @@ Device make_device(WorldKind kind, const WorldOptions& options, int rank, int th
 
 }  // namespace
 
+namespace {
+
+std::string failure_of(int rank, const std::exception_ptr& error) {
+  return concat("rank ", rank, " failed: ", describe_exception(error, rank));
+}
+
+}  // namespace
+
 World::State::State(WorldKind k, int r, int n, const WorldOptions& options, int threads_each,
-                    std::unique_ptr<Backend> b, std::shared_ptr<ShuffledScheduler> scheduler)
+                    std::unique_ptr<Backend> b, std::shared_ptr<HostScheduler> scheduler)
     : kind(k),
       rank(r),
       size(n),
@@ -117,13 +122,22 @@ World::State::State(WorldKind k, int r, int n, const WorldOptions& options, int 
       backend(std::move(b)),
       all(device, has_ended, seat_of_all(r, n), {},
           backend->group(device.context(), seat_of_all(r, n))),
-      exceptions(std::uncaught_exceptions()) {}
+      exceptions(std::uncaught_exceptions()) {
+  device.context().set_on_commit([this] { backend->commit(); });
+}
+
+void World::State::halt(const std::string& reason) {
+  backend->fail(reason);
+  device.context().recover();
+  if (device.context().has_lost_committed()) backend->abandon(reason);
+}
 
 // A failed rank tells its peers first, so that its own streams do not wait for them either.
-void World::State::end() noexcept {
-  bool failed = reported || std::uncaught_exceptions() > exceptions;
-  const std::string reason = concat("rank ", rank, " failed; see its own message");
-  if (failed) backend->fail(reason);
+std::exception_ptr World::State::end(const std::string& failure) noexcept {
+  if (has_ended) return nullptr;
+  bool failed = !failure.empty();
+  std::exception_ptr unheard;
+  if (failed) backend->fail(failure);
   DeviceContext& context = device.context();
   for (int s = -1; s < kMaxStreams; ++s) {  // at first only to hear of a failure
     const auto stream = static_cast<StreamId>(std::max(s, 0));
@@ -131,20 +145,23 @@ void World::State::end() noexcept {
     if (s >= 0 && last <= context.host_clock()[stream]) continue;
     try {
       context.block(s < 0 ? Event{} : context.event_covering(stream, last));
-    } catch (const std::exception& error) {
+    } catch (...) {
       if (std::exchange(failed, true)) continue;
-      log(LogLevel::error, concat("World: rank ", rank, " ends with a failure: ", error.what()));
-      backend->fail(reason);
+      unheard = std::current_exception();
+      backend->fail(failure_of(rank, unheard));
     }
   }
-  if (failed) context.recover();  // its memory can go back
+  if (failed) halt(failure);  // so its memory can go back
   context.drop_kept();
   has_ended = true;
+  context.set_on_commit({});
   for_each_group([](RankGroup::State& group) {
     for (Communicator* c : group.communicators()) c->end();
     group.workspace = {};
   });
-  backend->leave();
+  const std::string why = backend->leave();
+  if (!failed && !why.empty()) unheard = std::make_exception_ptr(CommError(why));
+  return unheard;
 }
 
 // A model that outlived its world had its last work on this rank alone.
@@ -163,8 +180,22 @@ World::State::~State() {
 
 World::World(std::shared_ptr<State> state) : RankGroup(state->all), state_(std::move(state)) {}
 World::~World() {
-  if (state_.use_count() > 0) state_->end();
+  if (state_.use_count() == 0) return;
+  State& s = *state_;
+  const bool failed = s.reported || std::uncaught_exceptions() > s.exceptions;
+  const auto unheard =
+      s.end(failed ? concat("rank ", s.rank, " failed; see its own message") : std::string());
+  if (unheard)
+    log(LogLevel::error,
+        concat("World: rank ", s.rank, " ends with a failure: ", describe_exception(unheard)));
 }
+
+void World::end(std::string_view failure) const {
+  const auto unheard =
+      state_->end(failure.empty() ? "" : concat("rank ", state_->rank, " failed: ", failure));
+  if (unheard) std::rethrow_exception(unheard);
+}
+
 std::shared_ptr<const World> World::share() const {
   return {state_->shared_from_this(), &state_->shared};
 }
@@ -193,8 +224,7 @@ void World::halt(std::string_view cause) const {
   State& s = *state_;
   TESSERA_EXPECT(!s.has_ended, "World::recover: ", comm::kWorldHasEnded);
   const std::string what = cause.empty() ? what_is_handled() : std::string(cause);
-  s.backend->fail(concat("rank ", s.rank, " failed: ", what));
-  s.device.context().recover();
+  s.halt(concat("rank ", s.rank, " failed: ", what));
 }
 
 std::string World::resume(std::span<double> largest) const {
@@ -209,8 +239,9 @@ std::string World::resume(std::span<double> largest) const {
   std::ranges::copy(largest, agreed.begin());
   s.backend->rejoin(s.device.context(), agreed);
   std::ranges::copy(agreed, largest.begin());
-  s.for_each_group([](const RankGroup::State& group) {
+  s.for_each_group([](RankGroup::State& group) {
     for (Communicator* c : group.communicators()) c->restart();
+    group.workspace = {};  // some ranks alone may have made theirs
   });
   return reason;
 }
@@ -218,8 +249,6 @@ std::string World::resume(std::span<double> largest) const {
 // ---- run_local
 
 namespace {
-
-thread_local std::uint64_t trace_of_last_run = 0;
 
 // The exceptions of the ranks of one run, in the order in which they came.
 class Failures {
@@ -229,16 +258,16 @@ class Failures {
   // Takes the exception in flight and wakes the peers. One that only says that another rank failed
   // does not replace that rank's own.
   void add(int rank) {
-    const std::string what = describe_exception(std::current_exception(), rank);
+    const std::string what = failure_of(rank, std::current_exception());
     const std::lock_guard lock(mutex_);
     const bool echo = world_.is_echo(what);
     if (!first_ || (first_is_echo_ && !echo)) {
       first_ = std::current_exception();
       first_is_echo_ = echo;
     }
-    world_.end(concat("rank ", rank, " failed: ", what));
+    world_.end(rank, what);
     if (others_) return;
-    late_ = concat("rank ", rank, " failed: ", what, "; and other ranks did not end");
+    late_ = what + "; and other ranks did not end";
     others_.emplace(late_.c_str(), [] { return 0; });
   }
   void rethrow() const {
@@ -255,7 +284,7 @@ class Failures {
 };
 
 struct Attached {
-  Attached(ShuffledScheduler* s, int r) : scheduler(s), rank(r) {
+  Attached(HostScheduler* s, int r) : scheduler(s), rank(r) {
     if (scheduler) scheduler->attach(rank);
   }
   ~Attached() {
@@ -264,21 +293,18 @@ struct Attached {
   Attached(const Attached&) = delete;
   Attached& operator=(const Attached&) = delete;
 
-  ShuffledScheduler* scheduler;
+  HostScheduler* scheduler;
   int rank;
 };
 
 }  // namespace
 
-std::uint64_t last_trace_hash() { return trace_of_last_run; }
-
 void run_local(int ranks, const WorldOptions& options, const std::function<void(World&)>& body) {
   TESSERA_EXPECT(ranks >= 1, "run_local: ", ranks, " ranks; give at least 1");
   const int threads = threads_per_rank(options, ranks);
   const auto shared = std::make_shared<comm::LocalWorld>(ranks, options);
-  const auto scheduler = options.executor == ExecutorKind::shuffled
-                             ? ShuffledScheduler::make(options.schedule_seed, ranks)
-                             : nullptr;
+  const auto scheduler =
+      options.executor.make_scheduler ? options.executor.make_scheduler(ranks) : nullptr;
   Failures failures(*shared);
 
   const auto run_rank = [&](int rank) {
@@ -289,7 +315,7 @@ void run_local(int ranks, const WorldOptions& options, const std::function<void(
           comm::make_local_backend(shared, rank), scheduler));
       try {
         body(world);
-        world.device().synchronize();
+        world.end();
       } catch (...) {
         failures.add(rank);
         world.state_->reported = true;
@@ -305,13 +331,14 @@ void run_local(int ranks, const WorldOptions& options, const std::function<void(
     try {
       for (; rank < ranks; ++rank) rank_threads.emplace_back([&run_rank, rank] { run_rank(rank); });
     } catch (const std::exception&) {  // std::system_error, or no memory to ask for it
-      shared->end(concat("the system has no thread for rank ", rank));
+      const std::string reason = concat("the system has no thread for rank ", rank);
+      for (int missing = rank; missing < ranks; ++missing) shared->end(missing, reason);
       for (int missing = rank; scheduler && missing < ranks; ++missing) scheduler->detach(missing);
       failures.add(rank);
     }
   }
-  trace_of_last_run = scheduler ? trace_hash(*scheduler) : 0;
   failures.rethrow();
+  shared->expect_same_steps();
 }
 
 }  // namespace tessera

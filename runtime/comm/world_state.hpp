@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <exception>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -47,13 +48,16 @@ struct World::State : std::enable_shared_from_this<World::State> {
   // Makes the device and the group of all ranks, collectively where the backend needs it. A world
   // of the kinds that do not exchange messages refuses Transport::messages.
   State(WorldKind kind, int rank, int size, const WorldOptions& options, int threads,
-        std::unique_ptr<Backend> backend, std::shared_ptr<ShuffledScheduler> scheduler = nullptr);
+        std::unique_ptr<Backend> backend, std::shared_ptr<HostScheduler> scheduler = nullptr);
   State(const State&) = delete;
   State& operator=(const State&) = delete;
   ~State();
 
-  // What ~World does. Meshes may hold what is left.
-  void end() noexcept;
+  // Nobody waits any more for what the rank has not committed; on return nothing is queued.
+  void halt(const std::string& reason);
+  // Ends the world; meshes may hold what is left. `failure`: of the rank, if it has failed. Returns
+  // what nobody has heard of yet, or null.
+  std::exception_ptr end(const std::string& failure) noexcept;
   // Over all groups of this rank.
   template <class F>
   void for_each_group(const F& f) {

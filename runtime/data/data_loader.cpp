@@ -7,8 +7,8 @@
 #include <mutex>
 
 #include "runtime/base/thread.hpp"
-#include "tessera/base/checked.hpp"
 #include "tessera/base/error.hpp"
+#include "tessera/detail/base/checked.hpp"
 
 namespace tessera::data {
 

@@ -6,9 +6,9 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/base/checked.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/base/philox.hpp"
+#include "tessera/detail/base/checked.hpp"
 
 namespace tessera::data {
 namespace {
@@ -172,16 +172,22 @@ void TokenLoader::read_sample(std::int64_t first_token, std::int64_t row,
 
 void TokenLoader::batch(std::int64_t step, int rank, int world, std::int64_t first_row,
                         std::span<std::int32_t> inputs, std::span<std::int32_t> targets) const {
+  TESSERA_EXPECT(step >= 0, "TokenLoader::batch: step ", step, "; count them from 0");
+  batch_from(checked_mul(step, options_.global_batch), rank, world, first_row, inputs, targets);
+}
+
+void TokenLoader::batch_from(std::int64_t first, int rank, int world, std::int64_t first_row,
+                             std::span<std::int32_t> inputs,
+                             std::span<std::int32_t> targets) const {
   const std::int64_t rows = rows_of(inputs, targets);
   TESSERA_EXPECT(world > 0 && rank >= 0 && rank < world && options_.global_batch % world == 0,
                  "TokenLoader::batch: rank ", rank, " of ", world, " and a global batch of ",
                  options_.global_batch, "; the world must divide the batch");
   const std::int64_t part = options_.global_batch / world;
-  TESSERA_EXPECT(step >= 0 && first_row >= 0 && rows <= part && first_row <= part - rows,
-                 "TokenLoader::batch: step ", step, ", rows ", first_row, " to ", first_row + rows,
-                 " are not in a rank's part of ", part, " rows");
-  const std::int64_t begin =
-      checked_add(checked_mul(step, options_.global_batch), rank * part + first_row);
+  TESSERA_EXPECT(first >= 0 && first_row >= 0 && rows <= part && first_row <= part - rows,
+                 "TokenLoader::batch: sample ", first, ", rows ", first_row, " to ",
+                 first_row + rows, " are not in a rank's part of ", part, " rows");
+  const std::int64_t begin = checked_add(first, rank * part + first_row);
   for (std::int64_t row = 0; row < rows; ++row) {
     const std::int64_t sample =
         sample_at(checked_add(begin, row), samples_, options_.order, options_.seed);

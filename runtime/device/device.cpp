@@ -3,12 +3,12 @@
 #include <chrono>
 #include <exception>
 
-#include "runtime/device/tell.hpp"
+#include "runtime/device/tell_observers.hpp"
 #include "runtime/device/testing.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/base/log.hpp"
-#include "tessera/base/text.hpp"
-#include "tessera/device/driver.hpp"
+#include "tessera/detail/base/text.hpp"
+#include "tessera/detail/device/driver.hpp"
 
 namespace tessera {
 

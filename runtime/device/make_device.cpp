@@ -18,14 +18,12 @@ Device Device::cpu(const CpuOptions& options) {
                "; rebuild with -Dkernel_arch=native on this machine, or with an empty "
                "kernel_arch for any processor"));
   return Device(std::make_shared<DeviceContext>(DeviceKind::cpu, options.rank,
-                                                ExecutorOptions{.kind = options.executor,
+                                                ExecutorOptions{.executor = options.executor,
                                                                 .rank = options.rank,
                                                                 .threads = options.threads,
                                                                 .scheduler = options.scheduler,
-                                                                .seed = options.schedule_seed,
                                                                 .cost = options.cost,
-                                                                .run_bodies = options.run_bodies,
-                                                                .maker = options.make_executor}));
+                                                                .run_bodies = options.run_bodies}));
 }
 
 }  // namespace tessera

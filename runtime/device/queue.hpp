@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "tessera/device/driver.hpp"
+#include "tessera/detail/device/driver.hpp"
 #include "tessera/device/op.hpp"
 
 namespace tessera {

@@ -1,5 +1,5 @@
-// What only tests ask of a device: to lose an ordering edge on purpose, to start operations late,
-// and to say in which order a shuffled schedule ran.
+// What only tests ask of a device: to lose an ordering edge on purpose, and to start operations
+// late.
 #pragma once
 
 #include <cstdint>
@@ -52,9 +52,5 @@ class Mutator {
 // before them and touches no memory. No bit of a result may change.
 // Requires: the executor is `cuda`; called on the host thread of the device.
 void delay_operations(DeviceContext& context, std::uint64_t seed);
-
-// FNV-1a over (rank, stream, name) of all operations in the order in which they ran. Same program
-// and same seed, same hash.
-std::uint64_t trace_hash(const ShuffledScheduler& scheduler);
 
 }  // namespace tessera

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <string>
 
-#include "tessera/base/checked.hpp"
+#include "tessera/detail/base/checked.hpp"
 #include "tessera/device/device_context.hpp"
 #include "tessera/tensor/ops.hpp"
 
@@ -92,6 +92,14 @@ Tensor all_reduce(const Tensor& x, const RankGroup& group, ReduceOp op, Caller a
   const CallSite site("all_reduce", at);
   check("all_reduce", x, group);
   return exchange(x, x.shape(), {1, 1}, {.kind = CollectiveKind::all_reduce, .reduce = op}, group);
+}
+
+TargetCount count_targets(const Tensor& targets, const RankGroup& group, Caller at) {
+  const CallSite site("count_targets", at);
+  TESSERA_EXPECT(targets.dtype() == i32 || targets.dtype() == i64, "count_targets: targets are ",
+                 targets.dtype(), ", expected i32 or i64");
+  const Tensor own = detail::count_targets(raw::contiguous(targets), 0, f32);
+  return {all_reduce(own, group), group.size()};
 }
 
 Tensor all_gather(const Tensor& x, const RankGroup& group, Caller at) {

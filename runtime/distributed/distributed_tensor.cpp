@@ -77,7 +77,7 @@ ShardSpec spec_of(const Shape& shape, const DeviceMesh& mesh, const Placements& 
 // The sum, or the largest, of all ranks' tensors along one dimension of the mesh.
 Tensor reduced(const Tensor& term, const RankGroup& group, ReduceOp reduce) {
   if (group.size() == 1 || term.numel() == 0) return term;
-  Gatherer memory(group, gathered_bytes({term.shape(), 1, 0}, term.dtype()));
+  Gatherer memory(group, gathered_bytes({term.shape(), 1, 0}, term.dtype()), "redistribute");
   return memory.all_reduce("all_reduce_partial", term, reduce);
 }
 
@@ -127,7 +127,7 @@ DistributedTensor DistributedTensor::redistribute(const Placements& placements) 
   if (from == sharded_dim(placements) && to == spec_) return {part, shape(), mesh, placements};
   if (from >= 0) {
     Gatherer gatherer(group_of(mesh, static_cast<std::size_t>(from)),
-                      gathered_bytes(spec_, dtype()));
+                      gathered_bytes(spec_, dtype()), "redistribute");
     const Tensor whole = gatherer.gather("all_gather_tensor", part, spec_);
     part = Tensor::empty(shape(), dtype(), part.device());
     raw::copy_into(part, whole);
@@ -169,7 +169,7 @@ DistributedTensor distribute(const Tensor& tensor, const DeviceMesh& mesh,
   for (std::size_t d = 0; d < placements.size(); ++d) {
     const RankGroup& group = group_of(mesh, d);
     if (group.size() == 1) continue;
-    Gatherer sender(group, gathered_bytes({tensor.shape(), 1, 0}, tensor.dtype()));
+    Gatherer sender(group, gathered_bytes({tensor.shape(), 1, 0}, tensor.dtype()), "distribute");
     const Tensor sent = sender.broadcast("broadcast_tensor", whole, tensor.shape(), tensor.dtype());
     whole = Tensor::empty(tensor.shape(), tensor.dtype(), tensor.device());
     raw::copy_into(whole, sent);

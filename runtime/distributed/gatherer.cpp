@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "runtime/comm/ends_of.hpp"
+#include "runtime/comm/least_and_most.hpp"
 #include "runtime/param/parameter_state.hpp"
-#include "tessera/base/checked.hpp"
+#include "tessera/detail/base/checked.hpp"
 #include "tessera/device/device_context.hpp"
 #include "tessera/tensor/ops.hpp"
 
@@ -23,14 +23,49 @@ std::uint64_t updates_of(const Parameter& parameter) {
 
 void expect_same_steps(std::string_view function, const RankGroup& group, std::uint64_t steps) {
   const auto [least, most] =
-      comm::ends_of({&group}, static_cast<double>(steps), "compare steps of optimizers");
-  TESSERA_EXPECT(least == most, function, ": here optimizers have updated parameters ", steps,
-                 " times in all, on one rank ", least, ", on another ", most,
-                 "; every rank makes the same steps");
+      comm::least_and_most({&group}, static_cast<double>(steps),
+                           group.device().context().intern(concat("compare steps for ", function)));
+  TESSERA_EXPECT(least == most, function,
+                 ": the numbers of optimizers' steps, over all parameters, come to ", steps,
+                 " here, on one rank to ", least, ", on another to ", most,
+                 "; every rank makes the same calls of step, set_steps and load");
 }
 
-Gatherer::Gatherer(const RankGroup& group, std::int64_t bytes) : group_(&group) {
-  if (group.size() > 1) memory_ = group.allocate_symmetric(std::max<std::int64_t>(bytes, 8));
+void expect_same_values(std::string_view function, std::initializer_list<const RankGroup*> groups,
+                        const std::vector<std::pair<std::string, Tensor>>& tensors) {
+  const auto counts = [](const RankGroup* group) { return group && group->size() > 1; };
+  if (std::ranges::none_of(groups, counts)) return;
+  const char* const what = "compare parameters that lie in no unit";
+  std::string which;
+  for (const auto& [name, tensor] : tensors)
+    which += concat(name, ' ', tensor.shape(), ' ', tensor.dtype(), '\n');
+  const auto [least, most] = comm::least_and_most(groups, comm::number_of(which), what);
+  if (tensors.empty() || least != most) return;
+  const auto are_alike = [&](double number) {
+    const auto ends = comm::least_and_most(groups, number, what);
+    return ends.first == ends.second;
+  };
+  std::vector<double> numbers;
+  std::string bits;
+  std::uint64_t all = fnv1a("");
+  for (const auto& [name, tensor] : tensors) {
+    bits.resize(static_cast<std::size_t>(tensor.numel()) * size_bytes(tensor.dtype()));
+    if (tensor.device().runs_bodies()) tensor.to_bytes(std::as_writable_bytes(std::span(bits)));
+    numbers.push_back(comm::number_of(bits));
+    all = fnv1a(static_cast<std::uint64_t>(numbers.back()), all);
+  }
+  if (are_alike(static_cast<double>(all >> 11))) return;
+  for (std::size_t i = 0; i < tensors.size(); ++i)
+    TESSERA_EXPECT(are_alike(numbers[i]), function, ": parameter '", tensors[i].first,
+                   "' lies in no unit, and has other values on other ranks, of which rank 0's "
+                   "alone would be kept; make them alike, or leave it out of the module and keep "
+                   "each rank's by itself");
+}
+
+Gatherer::Gatherer(const RankGroup& group, std::int64_t bytes, std::string_view purpose)
+    : group_(&group) {
+  if (group.size() > 1)
+    memory_ = group.allocate_symmetric(std::max<std::int64_t>(bytes, 8), purpose);
 }
 
 Gatherer::~Gatherer() {

@@ -7,9 +7,13 @@
 // last whole tensor.
 #pragma once
 
+#include <initializer_list>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "tessera/comm/communicator.hpp"
 #include "tessera/comm/group.hpp"
@@ -22,8 +26,9 @@ namespace tessera {
 // Collective in all that it does, over the ranks of its group.
 class Gatherer {
  public:
-  // `bytes`: of the largest tensor, padding included. No memory for a group of one rank.
-  Gatherer(const RankGroup& group, std::int64_t bytes);
+  // `bytes`: of the largest tensor, padding included. No memory for a group of one rank. `purpose`:
+  // the program's call.
+  Gatherer(const RankGroup& group, std::int64_t bytes, std::string_view purpose);
   // Queued collectives outlive an exception of who reads: the device keeps their memory.
   ~Gatherer();
   Gatherer(const Gatherer&) = delete;
@@ -47,6 +52,13 @@ class Gatherer {
   std::shared_ptr<SymmetricMemory> memory_;
   std::shared_ptr<LastUse> use_ = std::make_shared<LastUse>();
 };
+
+// Of tensors that each of the ranks has whole, by name: all have the same bits, or what keeps those
+// of one would lose the others'. Where a rank has other tensors, nothing is compared. `groups` make
+// a grid; null ones do not count. Collective. Throws: ContractError on every rank, naming the first
+// that differs.
+void expect_same_values(std::string_view function, std::initializer_list<const RankGroup*> groups,
+                        const std::vector<std::pair<std::string, Tensor>>& tensors);
 
 // By optimizers. Throws: ContractError for a parameter without memory.
 std::uint64_t updates_of(const Parameter& parameter);

@@ -7,11 +7,12 @@
 #include <vector>
 
 #include "runtime/distributed/gatherer.hpp"
-#include "runtime/tensor/lent.hpp"
-#include "tessera/base/checked.hpp"
+#include "runtime/param/renamed_source.hpp"
+#include "runtime/tensor/lent_tensor.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/base/philox.hpp"
 #include "tessera/comm/mesh.hpp"
+#include "tessera/detail/base/checked.hpp"
 #include "tessera/tensor/ops.hpp"
 
 namespace tessera {
@@ -39,19 +40,23 @@ const RankGroup& group_of(const std::string& name, const StateTensor& entry) {
 std::vector<std::unique_ptr<Gatherer>> gatherers_of(const StateDict& state) {
   struct Needs {
     const RankGroup* group;
-    std::int64_t bytes;
+    std::int64_t bytes = 0;
+    std::uint64_t steps = 0;
   };
   std::vector<Needs> needs;
   for (const auto& [name, entry] : state) {
     if (entry.spec.world == 1) continue;
     const RankGroup& group = group_of(name, entry);
     auto found = std::ranges::find(needs, &group, &Needs::group);
-    if (found == needs.end()) found = needs.insert(found, {&group, 0});
+    if (found == needs.end()) found = needs.insert(found, {&group});
     found->bytes = std::max(found->bytes, gathered_bytes(entry.spec, entry.values.dtype()));
+    found->steps += entry.steps;
   }
   std::vector<std::unique_ptr<Gatherer>> made;
-  for (const auto& [group, bytes] : needs)
-    made.push_back(std::make_unique<Gatherer>(*group, bytes));
+  for (const auto& [group, bytes, steps] : needs) {
+    expect_same_steps("state_dict", *group, steps);  // by name, before what has none
+    made.push_back(std::make_unique<Gatherer>(*group, bytes, "for_each_full"));
+  }
   return made;
 }
 
@@ -80,13 +85,6 @@ Tensor copy_of(const Tensor& values, const Device& device) {
 void for_each_full(const StateDict& of,
                    const std::function<void(const std::string&, const Tensor&)>& f) {
   const auto gatherers = gatherers_of(of);
-  for (const auto& gatherer : gatherers) {
-    std::uint64_t steps = 0;
-    for (const auto& [name, entry] : of)
-      if (entry.spec.world > 1 && &entry.mesh->shard_group() == &gatherer->group())
-        steps += entry.steps;
-    expect_same_steps("state_dict", gatherer->group(), steps);
-  }
   for (const auto& [name, entry] : of) {
     Tensor whole = entry.values;
     if (entry.spec.world > 1) {
@@ -96,7 +94,7 @@ void for_each_full(const StateDict& of,
       whole = (*own)->gather("all_gather_state", whole, entry.spec);
     }
     if (!whole.is_contiguous()) whole = raw::contiguous(whole);
-    const Lent lent(whole, kWholeLender);
+    const LentTensor lent(whole, kWholeLender);
     f(name, lent.tensor().read_only(std::make_shared<const std::string>(name)));
   }
   for (const auto& gatherer : gatherers) gatherer->group().device().synchronize();
@@ -165,7 +163,7 @@ Found find(const std::vector<StateTarget>& targets,
            const StateHolder& holder, const LoadOptions& options) {
   Found found;
   try {
-    found.source = source();
+    found.source = renamed(source(), options);
     const StateMatching matching(targets, *found.source, holder, options, true);
     found.names.resize(targets.size());
     for (const auto& [target, names] : matching.matches)
@@ -208,7 +206,7 @@ LoadReport load_from_rank_0(const std::vector<StateTarget>& targets,
   std::int64_t largest = text_bytes + 4;
   for (const StateTarget& target : targets)
     largest = std::max(largest, gathered_bytes({target.spec.shape, 1, 0}, target.dtype));
-  Gatherer sender(group, largest);
+  Gatherer sender(group, largest, "load from rank 0");
   const std::string text = broadcast_text(sender, found.text, text_bytes);
   if (found.refusal) std::rethrow_exception(found.refusal);
   TESSERA_EXPECT(agreed[0] == 0, "rank 0 refuses: ", text);
@@ -227,8 +225,8 @@ LoadReport load_from_rank_0(const std::vector<StateTarget>& targets,
                                           found.source->is_file() && target.is_transposed_in_files,
                                           target.dtype, group.device())
                      : Tensor();
-    target.assign(
-        rows_of(sender.broadcast("broadcast_load", own, whole.shape, target.dtype), target.spec));
+    const Tensor sent = sender.broadcast("broadcast_load", own, whole.shape, target.dtype);
+    target.change([&](const Tensor& rows) { raw::copy_into(rows, rows_of(sent, target.spec)); });
   }
   for (std::size_t at = targets.size(); at < text.size();) {
     const std::size_t end = text.find('\n', at);
@@ -244,7 +242,7 @@ LoadReport load_state(const std::vector<StateTarget>& targets,
                       const std::function<std::shared_ptr<const StateSource>()>& source,
                       const StateHolder& holder, const LoadOptions& options) {
   if (options.from_rank_0) return load_from_rank_0(targets, source, holder, options);
-  return load_own_state(targets, *source(), holder, options);
+  return load_own_state(targets, *renamed(source(), options), holder, options);
 }
 
 }  // namespace tessera

@@ -3,9 +3,9 @@
 #include <algorithm>
 
 #include "runtime/memory/poison.hpp"
-#include "tessera/base/checked.hpp"
+#include "tessera/detail/base/checked.hpp"
 #include "tessera/device/device_context.hpp"
-#include "tessera/memory/placement.hpp"
+#include "tessera/memory/offset_plan.hpp"
 
 namespace tessera {
 namespace {

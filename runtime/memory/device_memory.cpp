@@ -4,8 +4,8 @@
 
 #include "tessera/base/error.hpp"
 #include "tessera/base/log.hpp"
+#include "tessera/detail/device/driver.hpp"
 #include "tessera/device/device_context.hpp"
-#include "tessera/device/driver.hpp"
 #include "tessera/memory/memory.hpp"
 
 namespace tessera {

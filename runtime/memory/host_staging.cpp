@@ -1,6 +1,6 @@
-#include "tessera/memory/host_staging.hpp"
+#include "tessera/detail/memory/host_staging.hpp"
 
-#include "tessera/base/checked.hpp"
+#include "tessera/detail/base/checked.hpp"
 #include "tessera/device/device_context.hpp"
 #include "tessera/memory/memory.hpp"
 

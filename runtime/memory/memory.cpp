@@ -43,6 +43,13 @@ Buffer Memory::allocate(std::int64_t bytes, StreamId stream) {
   return Buffer(*pool_in_use_, pool_in_use_->allocate(bytes, stream, current_owner_));
 }
 
+std::int64_t Memory::reserved_bytes() const noexcept {
+  std::int64_t bytes = pool_.reserved_bytes() + arena_bytes_;
+  for (const auto* pools : {&step_pools_, &idle_pools_})
+    for (const auto& pool : *pools) bytes += pool->reserved_bytes();
+  return bytes;
+}
+
 OwnerGuard::OwnerGuard(const Device& device, std::string_view owner) {
   if (device.is_meta()) return;
   memory_ = &Memory::of(device);

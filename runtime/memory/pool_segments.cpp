@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "runtime/memory/limits.hpp"
-#include "tessera/base/checked.hpp"
+#include "tessera/detail/base/checked.hpp"
 #include "tessera/device/device_context.hpp"
 #include "tessera/memory/pool.hpp"
 

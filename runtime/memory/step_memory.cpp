@@ -1,4 +1,4 @@
-#include "tessera/memory/step_memory.hpp"
+#include "tessera/detail/memory/step_memory.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -6,8 +6,8 @@
 
 #include "runtime/device/queue.hpp"
 #include "runtime/memory/upstream_of.hpp"
-#include "tessera/base/checked.hpp"
 #include "tessera/base/error.hpp"
+#include "tessera/detail/base/checked.hpp"
 #include "tessera/device/device_context.hpp"
 
 namespace tessera {
@@ -122,13 +122,6 @@ void StepMemory::forget() {
   used_ = 0;
   offsets_.clear();
   functions_.clear();
-}
-
-std::int64_t Memory::reserved_bytes() const noexcept {
-  std::int64_t bytes = pool_.reserved_bytes() + arena_bytes_;
-  for (const auto* pools : {&step_pools_, &idle_pools_})
-    for (const auto& pool : *pools) bytes += pool->reserved_bytes();
-  return bytes;
 }
 
 }  // namespace tessera

@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "tessera/memory/upstream.hpp"
+#include "tessera/detail/memory/upstream.hpp"
 
 namespace tessera {
 

@@ -177,19 +177,13 @@ LoadReport GradScaler::load_from(const std::function<std::shared_ptr<const State
   double tracker = state_.view({}, {}, 1).item(0);
   std::vector<StateTarget> targets;
   const auto number = [&](const char* name, DType dtype, auto& now) {
-    const auto assign = [&](const Tensor& value) {
+    targets.push_back(number_target({name}, dtype, state_, [&](const Tensor& value) {
       now =
           static_cast<std::remove_reference_t<decltype(now)>>(value.item(static_cast<double>(now)));
       expect_valid(to);
       TESSERA_EXPECT(tracker >= 0 && tracker <= kMostInterval, "GradScaler: growth_tracker is ",
                      tracker, ", expected 0 to 2^24");
-    };
-    targets.push_back({.names = {name},
-                       .kind = "number",
-                       .spec = {Shape{}, 1, 0},
-                       .dtype = dtype,
-                       .held = [this] { return state_; },
-                       .assign = assign});
+    }));
   };
   number("scale", f32, to.init_scale);
   number("growth_factor", f64, to.growth_factor);

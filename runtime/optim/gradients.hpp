@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "runtime/optim/group_part.hpp"
+#include "runtime/param/group_part.hpp"
 #include "tessera/comm/communicator.hpp"
 
 namespace tessera::optim {

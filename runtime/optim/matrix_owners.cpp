@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "tessera/base/checked.hpp"
+#include "tessera/detail/base/checked.hpp"
 
 namespace tessera::optim {
 

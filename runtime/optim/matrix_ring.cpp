@@ -4,7 +4,7 @@
 #include <span>
 #include <utility>
 
-#include "runtime/comm/ends_of.hpp"
+#include "runtime/comm/least_and_most.hpp"
 #include "runtime/param/parameter_state.hpp"
 #include "runtime/tensor/launch.hpp"
 #include "tessera/device/device_context.hpp"
@@ -95,7 +95,7 @@ void MatrixRing::agree(const MuonOptions& options) {
     if (shown.size() < 200) shown += concat(shown.empty() ? "'" : ", '", m.parameter.name(), "'");
   }
   const auto [least, most] =
-      comm::ends_of({group()}, comm::number_of(all), "compare matrices of Muon");
+      comm::least_and_most({group()}, comm::number_of(all), "compare matrices of Muon");
   TESSERA_EXPECT(least == most, "Muon: here ", matrices_.size(), " matrices in turns of ",
                  options.turn_bytes, " bytes, of which the first are ", shown,
                  ", on another rank others, or in another order; give every rank the same");
@@ -110,7 +110,7 @@ void MatrixRing::allocate() {
   if (std::exchange(recoveries_, device_.context().recoveries()) != recoveries_) release();
   if (memory_ && memory_->bytes() >= bytes) return;
   release();
-  memory_ = group()->allocate_symmetric(bytes);
+  memory_ = group()->allocate_symmetric(bytes, "a step of Muon");
   uses_ = std::make_shared<std::array<LastUse, 4>>();
 }
 

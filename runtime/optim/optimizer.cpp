@@ -9,9 +9,9 @@
 #include "runtime/param/parameter_state.hpp"
 #include "runtime/param/update_log.hpp"
 #include "runtime/tensor/launch.hpp"
-#include "tessera/device/captured_work.hpp"
+#include "tessera/detail/device/captured_work.hpp"
+#include "tessera/detail/memory/step_memory.hpp"
 #include "tessera/device/device_context.hpp"
-#include "tessera/memory/step_memory.hpp"
 #include "tessera/tensor/ops.hpp"
 
 namespace tessera::optim {
@@ -95,11 +95,12 @@ void Optimizer::set_lr_factor(const std::vector<Parameter>& of, double factor) {
 void Optimizer::set_steps(std::int64_t steps) {
   expect_steps("Optimizer::set_steps: steps", steps);
   log_->steps += steps - this->steps();
+  if (log_->told > 0) log_->tell();
 }
 std::int64_t Optimizer::steps() const {
   for (UpdateLog::Update& update : log_->queued) {
     if (!update.was_skipped) continue;
-    if (update.was_skipped()) --log_->steps;  // throws where the device has failed
+    if (update.was_skipped()) log_->take_back();  // throws where the device has failed
     update.was_skipped = {};
   }
   return log_->steps;
@@ -207,6 +208,15 @@ std::function<bool()> read_later(const Tensor& flag) {
 
 }  // namespace
 
+void Optimizer::count_step() {
+  ++log_->steps;
+  log_->tell();
+  scalars_.device().context().commit();
+  for (const GroupState& state : states_)
+    for (Communicator* const comm : {state.group->sums.get(), state.group->replicas.get()})
+      if (comm) comm->count_step();
+}
+
 void Optimizer::count_replays(StepMemory& step) {
   std::vector<std::shared_ptr<FlatGroup>> updated;
   for (const GroupState& state : states_) {
@@ -215,7 +225,7 @@ void Optimizer::count_replays(StepMemory& step) {
   }
   step.before_replay([this, updated, alive = std::weak_ptr(log_)] {
     TESSERA_EXPECT(!alive.expired(), "captured step: its optimizer is gone; make the step anew");
-    ++log_->steps;
+    count_step();
     write_scalars(scalars_, log_->steps);
     for (const auto& group : updated) {
       group->mark_updated();
@@ -268,19 +278,16 @@ void Optimizer::update_all(const Tensor& given) {
   }
   const Tick before = now();
   UpdateLog::Update done{.first = before + 1};
-  bool is_due = false;
   try {
     for (const GroupState& state : states_) {
       if (!state.group->gradient.defined()) continue;
-      is_due = true;
       state.group->await_reduced();
       if (state.segment_count > 0) update(state, scalars_);
       state.group->mark_updated();  // also of an empty shard: its unit is gathered on every rank
     }
     update_together(scalars_);
-    // A rank without rows: whether the step came so far is to be known of it, too.
-    if (is_due && now() == before)
-      Stream(device, stream).launch({.name = "update_no_rows"}, [](Exec&) {});
+    // Without rows, or gradients: whether the step came so far is to be known of it, too.
+    if (now() == before) Stream(device, stream).launch({.name = "update_no_rows"}, [](Exec&) {});
     if (condition.defined()) done.was_skipped = read_later(condition);
   } catch (...) {
     if (now() > before) {  // some groups are a step ahead of the others, if it comes to run
@@ -292,33 +299,12 @@ void Optimizer::update_all(const Tensor& given) {
   }
   done.last = now();
   if (done.last > before) log_->queued.push_back(std::move(done));
-  ++log_->steps;
+  count_step();
 }
-
-namespace {
-
-void drop_unreduced(const GroupPart& part) {
-  for (const auto& [first, end] : part.stretches)
-    for (std::size_t i = first; i < end && !part.group->unreduced.empty(); ++i)
-      if (const auto p = part.group->trained(i).parameter.lock(); p && p->slices)
-        p->slices->drop_unreduced();
-      else if (p && p->sinks)
-        p->sinks->drop_unreduced(static_cast<int>(i));
-}
-
-}  // namespace
 
 void Optimizer::zero_grad() {
   const auto parts = this->parts();
-  for (const GroupPart& part : *parts) {
-    drop_unreduced(part);
-    if (part.is_whole()) part.group->drop_gradient();
-    if (!part.group->gradient.defined()) continue;
-    for (const GroupPart::Stretch& stretch : part.stretches) {
-      raw::fill(part.gradient(stretch), 0);
-      raw::fill(part.counts(stretch), 0);
-    }
-  }
+  for (const GroupPart& part : *parts) part.drop_gradient();
 }
 
 }  // namespace tessera::optim

@@ -8,7 +8,7 @@
 #include "runtime/param/flat_group.hpp"
 #include "runtime/param/update_log.hpp"
 #include "tessera/base/error.hpp"
-#include "tessera/device/captured_work.hpp"
+#include "tessera/detail/device/captured_work.hpp"
 #include "tessera/distributed/distributed_tensor.hpp"
 #include "tessera/distributed/state.hpp"
 #include "tessera/optim/optimizer.hpp"
@@ -51,7 +51,7 @@ std::vector<DistributedTensor> Optimizer::distributed_moments(const Parameter& o
 }
 
 StateDict Optimizer::state_dict(const NamedParameters& names, const StateDictOptions& options) {
-  prepare();
+  follow(Frozen::stays);
   StateDict views;
   const auto keep = [&](const std::string& name, auto value) {
     views.emplace(name, Tensor::from(std::vector{value}, {}, scalars_.device()));
@@ -70,51 +70,72 @@ StateDict Optimizer::state_dict(const NamedParameters& names, const StateDictOpt
   return make_state_dict(views, options);
 }
 
+LoadReport Optimizer::load(const NamedParameters& names, const StateDict& state,
+                           const LoadOptions& options) {
+  return load_from(names, [&] { return std::make_shared<DictSource>(state); }, options, {});
+}
+
+LoadReport Optimizer::load(const NamedParameters& names, const StateSource& source,
+                           const LoadOptions& options,
+                           const std::function<bool(std::string_view)>& is_transposed) {
+  const std::shared_ptr<const StateSource> here(std::shared_ptr<void>(), &source);  // not owned
+  return load_from(names, [&] { return here; }, options, is_transposed);
+}
+
 LoadReport Optimizer::load_from(const NamedParameters& names,
                                 const std::function<std::shared_ptr<const StateSource>()>& source,
-                                const LoadOptions& options) {
+                                const LoadOptions& options,
+                                const std::function<bool(std::string_view)>& is_transposed) {
   prepare();
   // Numbers come first and are checked; they are set when nothing can refuse any more.
   std::vector<std::function<void()>> set;
   std::vector<StateTarget> targets;
-  const auto number = [&](const std::string& name, DType dtype, double now, const auto& check,
-                          const auto& put) {
-    const auto assign = [=, &set](const Tensor& value) {
+  const auto number = [&](const std::vector<std::string>& names, DType dtype, double now,
+                          const auto& check, const auto& put) {
+    const std::string& name = names[0];
+    targets.push_back(number_target(names, dtype, scalars_, [=, &set](const Tensor& value) {
       const double number = value.item(now);
       check(concat("load: '", name, '\'').c_str(), number);
       set.push_back([=] { put(number); });
-    };
-    targets.push_back({.names = {name},
-                       .kind = "number",
-                       .spec = {Shape{}, 1, 0},
-                       .dtype = dtype,
-                       .held = [this] { return scalars_; },
-                       .assign = assign});
+    }));
   };
   const auto check_steps = [](const char* what, double steps) {
     constexpr double kMost = 0x1p53;  // beyond, a double counts in steps of two
     expect_steps(what, static_cast<std::int64_t>(std::clamp(steps, -1., 2 * kMost)));
   };
-  number(kSteps, i64, static_cast<double>(steps()), check_steps,
-         [this](double steps) { log_->steps = static_cast<std::int64_t>(steps); });
-  number(kLr, f64, lr_, expect_rate, [this](double lr) { lr_ = lr; });
+  number({kSteps}, i64, static_cast<double>(steps()), check_steps,
+         [this](double steps) { set_steps(static_cast<std::int64_t>(steps)); });
+  number({kLr}, f64, lr_, expect_rate, [this](double lr) { lr_ = lr; });
   const auto own = named("load", names);
   for (const auto& [name, one] : own) {
     Own& of = own_[static_cast<std::size_t>(one - own_.data())];
-    number(name + kLrFactor, f64, of.lr_factor, expect_rate,
+    // Files hold row parts apart, and then those of one parameter are the same.
+    const auto names_of = [&](const std::string& suffix) {
+      std::vector<std::string> names{name + suffix};
+      for (const auto& [part, rows] : named_row_parts(name, one->parameter))
+        if (part != name) names.push_back(part + suffix);
+      return names;
+    };
+    number(names_of(kLrFactor), f64, of.lr_factor, expect_rate,
            [&of](double factor) { of.lr_factor = factor; });
-    number(name + kWeightDecay, f64, of.weight_decay, expect_rate,
+    number(names_of(kWeightDecay), f64, of.weight_decay, expect_rate,
            [&of](double decay) { of.weight_decay = decay; });
   }
   for (const auto& [name, one] : own) {
     const std::vector<Tensor> moments = this->moments(one->parameter);
-    for (std::size_t k = 0; k < moments.size(); ++k)
-      targets.push_back(
-          {.names = {concat(name, '.', kinds_[one->kind].needs.names[k])},
-           .kind = "moment",
-           .spec = one->spec,
-           .held = [rows = moments[k]] { return rows; },
-           .assign = [rows = moments[k]](const Tensor& v) { raw::copy_into(rows, v); }});
+    for (std::size_t k = 0; k < moments.size(); ++k) {
+      const std::string suffix = concat('.', kinds_[one->kind].needs.names[k]);
+      StateTarget& target = targets.emplace_back();
+      target.names = {name + suffix};
+      target.kind = "moment";
+      target.spec = one->spec;
+      target.is_transposed_in_files = is_transposed && is_transposed(name);
+      if (!one->parameter.row_parts().empty())
+        for (const auto& [part, rows] : named_row_parts(name, one->parameter))
+          target.parts_in_files.push_back({part + suffix, rows});
+      target.held = [rows = moments[k]] { return rows; };
+      target.change = [rows = moments[k]](const FillRows& f) { f(rows); };
+    }
   }
   const LoadReport report = load_state(targets, source, kHolder, options);
   for (const auto& put : set) put();

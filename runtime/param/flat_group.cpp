@@ -1,8 +1,9 @@
 #include "runtime/param/flat_group.hpp"
 
 #include "runtime/param/parameter_state.hpp"
+#include "runtime/param/update_log.hpp"
 #include "runtime/tensor/launch.hpp"
-#include "tessera/memory/step_memory.hpp"
+#include "tessera/detail/memory/step_memory.hpp"
 #include "tessera/tensor/ops.hpp"
 
 namespace tessera {
@@ -27,8 +28,21 @@ std::shared_ptr<FlatGroup> FlatGroup::make(
   group->values = Tensor::zeros({group->numel}, dtype, device);
   group->lay_out_gradient();
   group->mark_updated();
-  group->edits = group->version;
   return group;
+}
+
+std::uint64_t FlatGroup::steps() const noexcept {
+  std::uint64_t sum = 0;
+  for (const auto& [entry, log] : updates) sum += static_cast<std::uint64_t>(log->told);
+  return sum;
+}
+
+std::uint64_t FlatGroup::steps_of_each() const noexcept {
+  constexpr std::uint64_t kOdd = 0x9e3779b97f4a7c15;  // 2^64 over the golden ratio
+  std::uint64_t hash = 0;
+  for (const auto& [entry, log] : updates)
+    hash = hash * kOdd + static_cast<std::uint64_t>(log->told);
+  return hash;
 }
 
 void FlatGroup::note_gradient() noexcept {
@@ -77,6 +91,24 @@ void FlatGroup::lay_out_gradient() {
     if (from.trainable < 0) continue;
     copy(gradient, to.gradient_offset, held, from.gradient_offset, to.chunk);
     copy(counts(), to.trainable, held_counts, from.trainable, 1);
+  }
+}
+
+void FlatGroup::set_unreduced(std::size_t first, std::size_t end, bool is_unreduced) {
+  if (unreduced.empty() && !is_unreduced) return;
+  unreduced.resize(trainable.size());
+  for (std::size_t i = first; i < end; ++i) unreduced[i] = is_unreduced;
+  if (std::ranges::find(unreduced, true) == unreduced.end()) unreduced.clear();
+}
+
+void FlatGroup::expect_reduced(const char* function, std::size_t first, std::size_t end) const {
+  for (std::size_t i = first; i < std::min(end, unreduced.size()); ++i) {
+    if (!unreduced[i]) continue;
+    const std::shared_ptr<ParameterState> p = trained(i).parameter.lock();
+    throw ContractError(
+        concat(function, ": unit '", name, "' has a gradient of parameter '", p ? p->name : "",
+               "' that backward was told not to reduce yet; go backward once more after "
+               "set_requires_gradient_sync(model, true), or drop it by zero_grad"));
   }
 }
 

@@ -11,11 +11,12 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "tessera/base/checked.hpp"
+#include "tessera/detail/base/checked.hpp"
 #include "tessera/tensor/tensor.hpp"
 
 namespace tessera {
@@ -61,12 +62,13 @@ struct FlatGroup {
   Event reduced;              // after which `gradient` may be read; set by whoever reduces it
   Event updated;              // after which `values` may be read; set by whoever writes them
   Event edited;               // the same, where it was no optimizer: a failed step may have lost it
-  std::uint64_t version = 0;  // counts writes of `values`,
-  std::uint64_t edits = 0;    // and of them those that need not be alike on all ranks
+  std::uint64_t version = 0;  // counts writes of `values`
   // False when an update was left half done, or when ranks are at different updates: `values` and
   // what an optimizer keeps for them are to be loaded. See ShardReset.
   bool is_consistent = true;
-  std::vector<std::shared_ptr<UpdateLog>> updates;  // of the optimizers that write `values`
+  // Of the optimizers that write `values`, by the first entry that each has: in one order on all
+  // ranks.
+  std::multimap<int, std::shared_ptr<UpdateLog>> updates;
   // For sums over the ranks that hold the other shards, and for agreement with those that hold the
   // same; each null for one rank.
   std::shared_ptr<Communicator> sums, replicas;
@@ -115,10 +117,11 @@ struct FlatGroup {
   void mark_edited() {
     mark_updated();
     edited = updated;
-    ++edits;
   }
-  // Of optimizers, since it was made or a reset: on all ranks alike.
-  std::uint64_t steps() const noexcept { return version - edits; }
+  // The sum of the numbers of the last steps of `updates`, as UpdateLog::told: on all ranks alike.
+  std::uint64_t steps() const noexcept;
+  // A hash of these numbers, which tells apart whose they are; of one optimizer its number.
+  std::uint64_t steps_of_each() const noexcept;
   // Of the trainable entries from first to before end.
   void set_unreduced(std::size_t first, std::size_t end, bool is_unreduced);
   // Throws: ContractError naming `function`, the unit and the remedy where one of them is.

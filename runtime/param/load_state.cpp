@@ -149,10 +149,32 @@ LoadReport load_own_state(const std::vector<StateTarget>& targets, const StateSo
   const StateMatching matching(targets, source, holder, options);
   for (const auto& [target, names] : matching.matches) target->held();  // before one is written
   for (const auto& [target, names] : matching.matches)
-    target->assign(source.rows(names, target->spec,
-                               source.is_file() && target->is_transposed_in_files, target->dtype,
-                               target->held().device()));
+    target->change([&](const Tensor& rows) {
+      source.read(rows, names, target->spec, source.is_file() && target->is_transposed_in_files);
+    });
   return matching.report;
+}
+
+StateTarget number_target(std::vector<std::string> names, DType dtype, const Tensor& beside,
+                          const std::function<void(const Tensor& value)>& f) {
+  return {.names = std::move(names),
+          .kind = "number",
+          .spec = {Shape{}, 1, 0},
+          .dtype = dtype,
+          .held = [beside] { return beside; },
+          .change =
+              [=](const FillRows& fill) {
+                const Tensor value = Tensor::empty({}, dtype, beside.device());
+                fill(value);
+                f(value);
+              }};
+}
+
+Tensor StateSource::rows(std::span<const std::string> names, const ShardSpec& spec, bool transposed,
+                         DType dtype, const Device& device) const {
+  const Tensor rows = Tensor::empty(spec.local_shape(), dtype, device);
+  read(rows, names, spec, transposed);
+  return rows;
 }
 
 // --- a dict ---
@@ -211,21 +233,21 @@ std::string DictSource::fault(std::string_view name, const ShardSpec& spec) cons
                 " of ", spec.world, "; load whole tensors, or a file, on another number of ranks");
 }
 
-Tensor DictSource::rows(std::span<const std::string> names, const ShardSpec& spec, bool,
-                        DType dtype, const Device& device) const {
+void DictSource::read(const Tensor& to, std::span<const std::string> names, const ShardSpec& spec,
+                      bool) const {
   const auto& [values, own, mesh, steps] = at(names[0]);
   Tensor rows = values.detach();
   if (own.world == 1) rows = rows_of(rows, spec);
-  if (rows.device() != device) {
+  if (rows.device() != to.device()) {
     // Several ranks may load one dict at once, so no kernel runs on its device: columns are cut on
     // a device of this call's own.
     if (!rows.is_contiguous())
       rows = rows_of(Tensor::from_bytes(bytes_of(values), values.shape(), values.dtype(),
                                         Device::cpu({.executor = ExecutorKind::inlined})),
                      spec);
-    rows = Tensor::from_bytes(bytes_of(rows), rows.shape(), rows.dtype(), device);
+    rows = Tensor::from_bytes(bytes_of(rows), rows.shape(), rows.dtype(), to.device());
   }
-  return raw::cast(rows, dtype);
+  raw::copy_into(to, rows);
 }
 
 void DictSource::refuse(const std::string& message) const {

@@ -3,6 +3,12 @@
 #include <utility>
 
 #include "runtime/param/parameter_state.hpp"
+#include "runtime/tensor/lent_tensor.hpp"
+#include "tessera/detail/base/checked.hpp"
+#include "tessera/detail/device/captured_work.hpp"
+#include "tessera/param/gather_transform.hpp"
+#include "tessera/param/row_parts.hpp"
+#include "tessera/tensor/ops.hpp"
 
 namespace tessera {
 namespace {
@@ -15,42 +21,9 @@ Tensor view_of(const std::shared_ptr<ParameterState>& state) {
   return read_only(std::move(full), state);
 }
 
+const std::string kEdit = "Parameter::edit";
+
 }  // namespace
-
-// --- what the tape asks of it ---
-
-autograd::GradientSink ParameterState::sink() {
-  const int i = flat_entry().trainable;
-  TESSERA_EXPECT(i >= 0 && sinks, "backward: parameter '", name,
-                 "' was frozen, thawed or sharded since the forward that used it; go backward "
-                 "before");
-  return sinks->sink(i);
-}
-Tensor ParameterState::gradient() const {
-  if (!group || !group->gradient.defined() || !has_gradient()) return {};
-  const Shape local = spec.local_shape();
-  return group->await_gradient().view(local, spec.strides(local), flat_entry().gradient_offset);
-}
-void ParameterState::clear() {
-  TESSERA_EXPECT(false, "Tensor::zero_grad: parameter '", name,
-                 "' shares the gradient of its flat group; call zero_grad of an optimizer");
-}
-std::uint64_t ParameterState::version() const { return group->version; }
-void ParameterState::expect_version(std::uint64_t forward) const {
-  TESSERA_EXPECT(version() == forward, "backward: parameter '", name,
-                 "' was updated after the forward that is recomputed; go backward first");
-}
-void ParameterState::on_last_contribution() {
-  if (sinks) sinks->on_last_contribution(flat_entry().trainable);
-}
-
-Tensor ParameterState::rows() const {
-  TESSERA_EXPECT(group != nullptr, without_memory());
-  const Shape local = spec.local_shape();
-  return group->values.view(local, spec.strides(local), flat_entry().offset);
-}
-
-// --- the handle ---
 
 Parameter::Parameter(const Shape& shape, Initializer initializer)
     : state_(std::make_shared<ParameterState>()) {
@@ -86,8 +59,9 @@ void Parameter::set_initializer(Initializer how) const {
 Tensor Parameter::value() const {
   TESSERA_EXPECT(!state_of(*this)->is_streamed, "parameter '", state_->name, "' of unit '",
                  *state_->unit,
-                 "' is streamed: it is there one slice at a time, from the first call of the root "
-                 "on, and only the modules that stream it can use it, by for_each_slice",
+                 "' is streamed: it is there one slice at a time, from the root's first call, "
+                 "root.call([&] { ... }), on; and only the modules that stream it can use it, by "
+                 "for_each_slice",
                  state_->streaming_modules());
   return value_of(state_);
 }
@@ -96,7 +70,8 @@ Tensor value_of(const std::shared_ptr<ParameterState>& state) {
   TESSERA_EXPECT(state->window != nullptr, state->without_memory());
   TESSERA_EXPECT(!state->window->is_closed(), "parameter '", state->name, "' of unit '",
                  *state->unit,
-                 "' was used while the unit is closed; use it inside the module's call",
+                 "' was used while the unit is closed; use it inside a call of the module that "
+                 "fully_shard was given: module.call([&] { ... })",
                  state->names > 1 ? ", or make one unit around all modules that share it" : "");
   TESSERA_EXPECT(!state->unit || state->window->version == state->group->version, "parameter '",
                  state->name, "' of unit '", *state->unit,
@@ -116,5 +91,156 @@ Tensor with_history(const std::shared_ptr<ParameterState>& state) {
 
 Tensor Parameter::shard() const { return read_only(state_of(*this)->rows(), state_); }
 Tensor Parameter::grad() const { return state_of(*this)->gradient(); }
+
+// --- how it is cut, stored and gathered, which is said before it has memory ---
+
+DType Parameter::dtype() const { return state_of(*this)->dtype; }
+void Parameter::set_dtype(DType dtype) const {
+  TESSERA_EXPECT(!state_of(*this)->group, "set_dtype: ", state_->called(),
+                 " has memory; call it before materialize");
+  TESSERA_EXPECT(is_floating(dtype) && dtype != f64, "set_dtype: ", state_->called(), " in ", dtype,
+                 "; expected f32, bf16, f16, e4m3 or e5m2");
+  TESSERA_EXPECT(dtype == f32 || !state_->transform, "set_dtype: ", state_->called(),
+                 " has a gather transform, which is given values of f32; leave one of the two out");
+  TESSERA_EXPECT(dtype == f32 || !trainable(), "set_dtype: ", state_->called(),
+                 " is trainable, and what is trained is stored in f32; freeze it first");
+  state_->dtype = dtype;
+}
+
+void Parameter::set_block_rows(std::int64_t rows) const {
+  const Shape& shape = this->shape();
+  TESSERA_EXPECT(!unit(), "set_block_rows: parameter '", name(), "' belongs to unit '",
+                 *state_->unit, "'; call it before fully_shard");
+  TESSERA_EXPECT(rows >= 0 && rows <= (shape.ndim() > 0 ? shape[0] : 0),
+                 "set_block_rows: blocks of ", rows, " rows for ", state_->described(),
+                 "; give no more than its rows, or 0 for even shards");
+  TESSERA_EXPECT(rows == 0 || !state_->transform, "set_block_rows: ", state_->described(),
+                 " has a gather transform, which cuts it evenly; leave one of the two out");
+  state_->block_rows = rows;
+}
+
+void Parameter::set_gather_transform(std::shared_ptr<const GatherTransform> transform) const {
+  TESSERA_EXPECT(!state_of(*this)->group, "set_gather_transform: ", state_->called(),
+                 " has memory; call it before materialize");
+  TESSERA_EXPECT(!transform || state_->dtype == f32, "set_gather_transform: ", state_->called(),
+                 " is stored in ", state_->dtype, " and gathered as it is; store it in f32");
+  TESSERA_EXPECT(!transform || state_->block_rows == 0,
+                 "set_gather_transform: ", state_->described(), " is sharded by blocks of ",
+                 state_->block_rows,
+                 " rows, and transforms by even ones; leave one of the two out");
+  TESSERA_EXPECT(!transform || spec().dim == 0, "set_gather_transform: ", state_->described(),
+                 " is sharded along dimension ", spec().dim,
+                 ", and transforms along rows; leave one of the two out");
+  TESSERA_EXPECT(!transform || !transform->parts(spec()).empty(), "set_gather_transform: '",
+                 transform->name(), "' has no parts for ", state_->described(),
+                 "; give at least one array that travels");
+  state_->transform = std::move(transform);
+}
+
+void Parameter::initialize(std::span<const std::uint64_t> keys) const {
+  const std::vector<RowPart>& parts = row_parts();
+  TESSERA_EXPECT(keys.size() == std::max<std::size_t>(parts.size(), 1), "initialize: ", keys.size(),
+                 " keys for ", state_->called(), "; expected one, or one for each row part");
+  // `out`: rows `of` along the first dimension.
+  const auto fill = [&](const Tensor& out, const RowRange& of) {
+    const std::int64_t row = parts.empty() ? 0 : shape().with(0, 1).numel();
+    RowRange part;
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      part = {part.end, part.end + parts[i].rows};
+      const RowRange to = within(of, part), from = within(part, of);
+      state_->initializer.fill(raw::slice(out, 0, to.begin, to.end), shape().with(0, part.size()),
+                               keys[i], from.begin * row);
+    }
+    if (parts.empty())
+      state_->initializer.fill(out, shape(), keys[0], of.begin * spec().row_numel());
+  };
+  edit([&](const Tensor& rows) {
+    if (spec().dim == 0) return fill(rows, spec().owned());
+    const Tensor whole = Tensor::empty(shape(), rows.dtype(), rows.device());
+    fill(whole, {0, shape()[0]});
+    raw::copy_into(rows, tessera::rows_of(whole, spec()));
+  });
+}
+
+void Parameter::set_row_parts(std::vector<RowPart> parts) const {
+  ParameterState& state = *state_of(*this);
+  std::int64_t rows = 0;
+  for (const RowPart& part : parts) {
+    TESSERA_EXPECT(part.rows > 0 && !part.name.empty(), "set_row_parts: '", part.name, "' of ",
+                   part.rows, " rows in ", state.called(), "; expected a name and 1 row or more");
+    rows = checked_add(rows, part.rows);
+  }
+  TESSERA_EXPECT(parts.empty() || (shape().ndim() > 0 && rows == shape()[0]),
+                 "set_row_parts: ", state.called(), " is ", shape(), ", its parts have ", rows,
+                 " rows; give parts of all its rows, or none");
+  state.row_parts = std::move(parts);
+}
+const std::vector<RowPart>& Parameter::row_parts() const { return state_of(*this)->row_parts; }
+
+// --- what a program changes between steps: its values, and whether it is trained ---
+
+void Parameter::edit(const std::function<void(const Tensor& rows)>& f) const {
+  const Tensor rows = state_of(*this)->rows();
+  FlatGroup& group = *state_->group;
+  state_->is_set = true;
+  group.await_readers();
+  ++rows.storage()->version;  // for what saved them where they are whole
+  rows.storage()->last_writer = kEdit.c_str();
+  try {
+    f(LentTensor(rows, kEdit).tensor());
+  } catch (...) {
+    group.mark_edited();
+    throw;
+  }
+  group.mark_edited();
+}
+
+void Parameter::assign(const Tensor& values) const {
+  const Shape local = spec().local_shape();
+  TESSERA_EXPECT(values.shape() == local && is_floating(values.dtype()), "parameter '", name(),
+                 "' is assigned ", values.shape(), " of ", values.dtype(),
+                 "; this rank's rows are ", local, ", of a floating dtype");
+  edit([&](const Tensor& rows) { raw::copy_into(rows, values); });
+}
+
+void Parameter::set_trainable(bool trainable) const {
+  if (this->trainable() == trainable) return;
+  TESSERA_EXPECT(!autograd::in_backward() && !autograd::in_call(), "set_trainable: parameter '",
+                 state_->name,
+                 "' is frozen or thawed between steps, outside of calls and backward");
+  TESSERA_EXPECT(
+      !trainable || state_->dtype == f32, "set_trainable: ", state_->called(), " is stored in ",
+      state_->dtype,
+      ", and what is trained is stored in f32; give it set_dtype(f32) before materialize");
+  if (state_->group) state_->drop_gradient();  // also what has come while it was frozen
+  state_->trainable = trainable;
+  ++decisions().count;
+  if (!state_->group) return;
+  state_->group->is_laid_out = false;
+  ++state_->group->layouts;  // optimizers follow at once
+}
+
+// --- what modules do with it: they name it, as errors do, and say who has it and who streams it
+// ---
+
+void Parameter::set_name(const std::string& name) const { state_of(*this)->name = name; }
+void Parameter::count_name(int by) const { state_of(*this)->names += by; }
+bool Parameter::is_tied() const { return state_of(*this)->names > 1; }
+void Parameter::count_module(int by) const { state_of(*this)->modules += by; }
+void Parameter::add_streaming(const nn::Module& module) const {
+  state_of(*this)->streaming.push_back({&module, ""});
+}
+void Parameter::remove_streaming(const nn::Module& module) const {
+  std::erase_if(state_of(*this)->streaming,
+                [&](const ParameterState::Streaming& by) { return by.module == &module; });
+}
+void Parameter::name_streaming(const nn::Module& module, const std::string& name) const {
+  for (ParameterState::Streaming& by : state_of(*this)->streaming)
+    if (by.module == &module && by.name.size() < name.size()) by.name = name;
+}
+
+bool Parameter::is_streamed() const {
+  return unit() ? state_->is_streamed : state_->may_be_streamed();
+}
 
 }  // namespace tessera

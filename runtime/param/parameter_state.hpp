@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,9 +27,10 @@ struct ParameterState final : autograd::Leaf {
   const Event* ready = nullptr;      // compute waits for it before value(); null where it has
   const Tensor* full = nullptr;      // what value() gives while it is trainable; null: made anew
   std::shared_ptr<GradientSinks> sinks;
-  int entry = -1;                    // in the group
-  DType dtype = DType::f32;          // of the values, in the group
-  DType compute_dtype = DType::f32;  // of the full tensor
+  int entry = -1;                         // in the group
+  DType dtype = DType::f32;               // of the values, in the group
+  DType compute_dtype = DType::f32;       // of the full tensor
+  std::optional<DType> override_dtype{};  // that instead of its unit's, where it is stored in f32
   bool trainable = true;
   bool is_set = false;  // by nn::init, a load or an edit: not the zeros of its memory
   bool is_streamed = false, is_ignored = false;  // by its unit; by units below, and those around
@@ -70,6 +72,9 @@ struct ParameterState final : autograd::Leaf {
 
   autograd::GradientSink sink() override;
   Tensor gradient() const override;
+  // From here on it has none, reduced or kept to be reduced, whether it is trainable now or not.
+  void drop_gradient() const;
+  void drop_unreduced() const;
   void clear() override;
   void on_last_contribution() override;
   std::uint64_t version() const override;

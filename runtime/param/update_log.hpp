@@ -20,10 +20,17 @@ struct UpdateLog {
   };
   StreamId stream = StreamId::compute;  // of the groups' device
   std::int64_t steps = 0;               // submitted, without those known not to count
-  std::vector<Update> queued{};         // of them, those that may still be running
+  std::int64_t skipped = 0;             // those, while `told` counts
+  // What ranks compare: the number of the last step, whatever set it, and whether or not this rank
+  // has asked yet which of them count. 0: none since the optimizer was made, or since a reset.
+  std::int64_t told = 0;
+  std::vector<Update> queued{};  // of them, those that may still be running
   // The last launch that made arrays of the optimizer's state, and the one that made its tables; 0:
   // none are there.
   Tick prepared = 0, tables = 0;
+
+  void tell() noexcept { told = steps + skipped; }
+  void take_back() noexcept { --steps, ++skipped; }  // one that is known not to count
 };
 
 }  // namespace tessera

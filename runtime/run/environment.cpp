@@ -1,8 +1,10 @@
 #include "tessera/run/environment.hpp"
 
 #include <charconv>
+#include <numeric>
 #include <vector>
 
+#include "runtime/run/host_list.hpp"
 #include "tessera/base/error.hpp"
 
 namespace tessera {
@@ -22,6 +24,13 @@ struct VariableSet {
 
 const std::vector<VariableSet>& sets() {
   static const std::vector<VariableSet> all = {
+      {Launcher::tessera,
+       {"TESSERA_RANK", "TESSERA_WORLD_SIZE", "TESSERA_STORE"},
+       3,
+       "TESSERA_RANK",
+       "TESSERA_WORLD_SIZE",
+       "TESSERA_LOCAL_RANK",
+       "TESSERA_LOCAL_SIZE"},
       {Launcher::torchrun,
        {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"},
        3,
@@ -52,6 +61,13 @@ const std::vector<VariableSet>& sets() {
        "SLURM_LOCALID",
        nullptr},
       {Launcher::pmix, {"PMIX_RANK", "PMIX_NAMESPACE"}, 0, "PMIX_RANK", nullptr, nullptr, nullptr},
+      {Launcher::kubernetes,
+       {"JOB_COMPLETION_INDEX", "WORLD_SIZE", "MASTER_ADDR"},
+       0,
+       "JOB_COMPLETION_INDEX",
+       "WORLD_SIZE",
+       nullptr,
+       nullptr},
   };
   return all;
 }
@@ -86,6 +102,90 @@ void expect_below(const char* small_name, int small, const char* large_name, int
   }
 }
 
+std::string text_or(const EnvironmentLookup& lookup, const char* variable, const char* otherwise) {
+  const char* text = find(lookup, variable);
+  return text ? text : otherwise;
+}
+
+int port(const char* variable, const char* text) {
+  const int value = integer(variable, text);
+  if (value < 1 || value > 65535)
+    throw DataError(concat(variable, "='", text, "' is no port; ports are 1 to 65535"));
+  return value;
+}
+
+// "node1:29500", "[fe80::1]:29500".
+void read_store(const char* text, LaunchEnvironment& found) {
+  const std::string_view all = text;
+  const std::size_t colon = all.rfind(':');
+  std::string_view host = all.substr(0, colon);
+  const bool is_bracketed = host.starts_with('[') && host.ends_with(']');
+  if (is_bracketed) host = host.substr(1, host.size() - 2);
+  if (colon == std::string_view::npos || host.empty() ||
+      (!is_bracketed && host.find_first_of("[]:") != std::string_view::npos))
+    throw DataError(concat("TESSERA_STORE='", text,
+                           "' is not host:port; write for example node1:29500 or [fe80::1]:29500"));
+  found.store_host = host;
+  found.store_port = port("TESSERA_STORE", text + colon + 1);
+}
+
+// The step's own host list and tasks a node: a job may have more of both. Ports from 61440 on lie
+// above those that Linux hands out by itself, and jobs that follow each other get different ones.
+void read_step(const EnvironmentLookup& lookup, LaunchEnvironment& found) {
+  constexpr int kFirstPort = 61440, kPorts = 4000;
+  if (const char* list = find(lookup, "SLURM_STEP_NODELIST")) {
+    found.hosts = expand_hosts("SLURM_STEP_NODELIST", list);
+    found.store_host = found.hosts.front();
+    const int job = integer_or(lookup, "SLURM_JOB_ID", 0);
+    found.store_port = kFirstPort + job % kPorts;
+    found.run_id = concat(job, ".", text_or(lookup, "SLURM_STEP_ID", "0"));
+  }
+  const char *tasks = find(lookup, "SLURM_STEP_TASKS_PER_NODE"),
+             *node = find(lookup, "SLURM_NODEID");
+  if (!tasks || !node) return;
+  const std::vector<int> counts = expand_counts("SLURM_STEP_TASKS_PER_NODE", tasks);
+  const auto all = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+  if (all != found.world_size)
+    throw DataError(concat("SLURM_STEP_TASKS_PER_NODE='", tasks, "' has ", all,
+                           " tasks, and SLURM_STEP_NUM_TASKS=", found.world_size,
+                           "; start with srun"));
+  const int index = integer("SLURM_NODEID", node);
+  expect_below("SLURM_NODEID", index, "the number of nodes in SLURM_STEP_TASKS_PER_NODE",
+               static_cast<int>(counts.size()));
+  found.local_size = counts[static_cast<std::size_t>(index)];
+  expect_below("SLURM_LOCALID", found.local_rank, "the tasks of its node", found.local_size);
+}
+
+// Where rank 0 can be met, as far as each launcher says it.
+void read_meeting(const EnvironmentLookup& lookup, LaunchEnvironment& found) {
+  constexpr int kUsualPort = 29500;
+  switch (found.launcher) {
+    case Launcher::tessera:
+      return read_store(lookup("TESSERA_STORE"), found);
+    case Launcher::torchrun:
+      found.store_host = lookup("MASTER_ADDR");
+      found.run_id = text_or(lookup, "TORCHELASTIC_RUN_ID", "none");
+      found.restart_count = integer_or(lookup, "TORCHELASTIC_RESTART_COUNT", 0);
+      if (found.several_processes())  // one alone may have port 0
+        found.store_port = port("MASTER_PORT", lookup("MASTER_PORT"));
+      return;
+    case Launcher::kubernetes:
+      found.store_host = lookup("MASTER_ADDR");
+      found.store_port = kUsualPort;
+      if (const char* text = find(lookup, "MASTER_PORT"))
+        found.store_port = port("MASTER_PORT", text);
+      found.local_size = 1;  // that it can see
+      return;
+    case Launcher::slurm:
+      return read_step(lookup, found);
+    case Launcher::open_mpi:
+    case Launcher::pmi:
+    case Launcher::pmix:
+    case Launcher::none:
+      return;
+  }
+}
+
 LaunchEnvironment read(const VariableSet& set, const EnvironmentLookup& lookup) {
   LaunchEnvironment found;
   found.launcher = set.launcher;
@@ -99,6 +199,7 @@ LaunchEnvironment read(const VariableSet& set, const EnvironmentLookup& lookup) 
     expect_below(set.local_rank, found.local_rank, set.local_size ? set.local_size : set.world_size,
                  found.local_size);
   }
+  read_meeting(lookup, found);
   return found;
 }
 
@@ -114,6 +215,13 @@ void refuse_incomplete(const VariableSet& set, const EnvironmentLookup& lookup) 
     }
   }
   if (!present) return;
+  if (missing.starts_with("LOCAL_RANK"))
+    throw DataError(
+        concat("RANK=", lookup("RANK"), " is set but not ", missing,
+               ": it may count processes, and then LOCAL_RANK belongs to it, or nodes, as "
+               "Kubeflow has it, and then start torchrun --nnodes=",
+               lookup("WORLD_SIZE"), " --node_rank=", lookup("RANK"),
+               " on each; or unset RANK to run alone"));
   throw DataError(concat(present, "=", lookup(present), " is set but not ", missing,
                          ": this is not a whole ", name(set.launcher),
                          " environment; set what is missing, or unset ", present, " to run alone"));
@@ -138,16 +246,15 @@ LaunchEnvironment detect(const EnvironmentLookup& lookup) {
                "mpirun for several processes");
     break;
   }
+  if (const char* index = find(lookup, "JOB_COMPLETION_INDEX"); index && alone.notice.empty())
+    alone.notice =
+        concat("JOB_COMPLETION_INDEX=", index,
+               " is set but not WORLD_SIZE and MASTER_ADDR: this pod runs alone; set both "
+               "for a job of all pods");
   return alone;
 }
 
 int job_size(const LaunchEnvironment& environment, std::optional<int> ranks) {
-  if (environment.launcher == Launcher::torchrun && environment.world_size > 1) {
-    throw DataError(concat("torchrun started WORLD_SIZE=", environment.world_size,
-                           " processes, but CPU processes meet through MPI here; use mpirun -n ",
-                           environment.world_size, ", or --ranks ", environment.world_size,
-                           " in one process"));
-  }
   if (!ranks) return environment.world_size;
   if (environment.several_processes()) {
     throw DataError(concat("--ranks ", *ranks, " makes threads, but ", name(environment.launcher),

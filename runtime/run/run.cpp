@@ -5,9 +5,12 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "runtime/run/error_file.hpp"
+#include "runtime/run/process_seat.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/base/log.hpp"
-#include "tessera/base/utf8.hpp"
+#include "tessera/detail/base/text.hpp"
+#include "tessera/detail/base/utf8.hpp"
 #include "tessera/run/race_check.hpp"
 #include "tessera/run/watchdog.hpp"
 
@@ -38,6 +41,28 @@ std::string line_of(const std::exception& error) {
   return concat(" (", path.substr(path.rfind('/') + 1), ':', contract->where().line(), ')');
 }
 
+// MPI is what carries bytes between machines, where its launcher or one that knows it has started
+// the ranks.
+bool goes_by_mpi(const LaunchEnvironment& environment, const WorldOptions& options) {
+  const Launcher launcher = environment.launcher;
+  const bool is_mpirun = launcher == Launcher::open_mpi || launcher == Launcher::pmix;
+  const bool is_apart = (launcher == Launcher::pmi || launcher == Launcher::slurm) &&
+                        environment.local_size > 0 &&
+                        environment.local_size < environment.world_size;
+  return environment.world_size == 0 || options.transport == Transport::messages ||
+         (World::has_mpi() && (is_mpirun || is_apart));
+}
+
+void run_in(World& world, const std::function<void(World&)>& body) {
+  try {
+    body(world);
+  } catch (...) {
+    world.end(describe_exception());
+    throw;
+  }
+  world.end();
+}
+
 int close(const RunOptions& options, int rank, int code) {
   const auto line = [&options](const char* kind) {
     return [&options, kind](const std::string& text) { write_line(options.program, kind, text); };
@@ -55,12 +80,16 @@ void run_ranks(const LaunchEnvironment& environment, std::optional<int> ranks,
       throw DataError(
           "--device=cuda: several processes can't share their GPUs' memory yet; use --ranks N in "
           "one process, or --device=cpu");
+    if (!goes_by_mpi(environment, options)) {
+      World world = World::processes(process_seat(environment, lookup), options);
+      return run_in(world, body);
+    }
     World world = World::mpi(options);
     if (environment.world_size > 1 && environment.world_size != world.size())
       throw CommError(concat("the launcher started ", environment.world_size,
                              " processes, MPI sees ", world.size(),
                              "; start them with the mpirun of the MPI that this build uses"));
-    return body(world);
+    return run_in(world, body);
   }
   run_local(threads, options, body);
 }
@@ -99,6 +128,7 @@ int run(const RunOptions& given, const std::function<void(World&)>& body) {
     return close(options, rank, 0);
   } catch (const std::exception& error) {
     const int code = exit_code();
+    write_error_file(lookup, error.what());
     if (code == 2) {
       if (rank == 0) write_line(options.program, "error: ", error.what());
       return code;
@@ -107,6 +137,10 @@ int run(const RunOptions& given, const std::function<void(World&)>& body) {
     const std::string who = ours && ours->rank() >= 0 ? concat("rank ", ours->rank(), ": ") : "";
     write_line(options.program, "error: ", concat(who, error.what(), line_of(error)));
     return close(options, rank, code);
+  } catch (...) {
+    write_error_file(lookup, describe_exception());
+    write_line(options.program, "error: ", describe_exception());
+    return close(options, rank, exit_code());
   }
 }
 

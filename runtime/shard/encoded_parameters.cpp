@@ -31,35 +31,21 @@ std::int64_t encoded_bytes(const ParameterState& p) {
 
 std::int64_t encoded_chunk_bytes(const UnitShards& shards) {
   std::int64_t bytes = 0;
-  for (const auto& p : shards.parameters)
+  for (const auto& p : shards.parameters())
     if (p->transform && p->spec.chunk_numel() > 0)
       for (const GatherTransform::Part& part : p->transform->parts(p->spec))
         bytes += bytes_of(part, 1);
   return bytes;
 }
 
-std::vector<UnitShards::ValueRange> plain_values(const UnitShards& shards, const FlatGroup& of) {
-  if (!shards.is_offloaded() || !shards.is_encoded) return {shards.values(of)};
-  std::vector<UnitShards::ValueRange> runs;
-  bool is_open = false;
-  for (std::size_t i = 0; i < shards.parameters.size(); ++i) {
-    const ParameterState& p = *shards.parameters[i];
-    if (p.group.get() != &of) continue;
-    if (!p.transform && !is_open) runs.push_back({shards.offset_of(i), 0});
-    is_open = !p.transform;
-    if (is_open) runs.back().end = shards.offset_of(i) + p.spec.chunk_numel();
-  }
-  return runs;
-}
-
 EncodedParameters::EncodedParameters(const UnitShards& shards, std::vector<GatheredPart>& parts)
-    : shards_(shards) {
-  const Device gather = shards.device.on(StreamId::gather);
-  storage_ = Storage::window(gather, shards.layout.gather_bytes, shards.name);
+    : GatherStage(Place::encoded), shards_(shards) {
+  const Device gather = shards.device().on(StreamId::gather);
+  storage_ = Storage::window(gather, shards.layout().gather_bytes, shards.name());
   storage_->remedy = "a gather transform uses what it is given within the call";
   std::vector<std::int64_t> rows;
-  for (std::size_t i = 0; i < shards.parameters.size(); ++i) {
-    const std::shared_ptr<ParameterState>& p = shards.parameters[i];
+  for (std::size_t i = 0; i < shards.parameters().size(); ++i) {
+    const std::shared_ptr<ParameterState>& p = shards.parameters()[i];
     const ShardSpec& spec = p->spec;
     if (!p->transform || spec.chunk_numel() == 0) continue;
     const Tensor& values = p->group->values;
@@ -70,7 +56,7 @@ EncodedParameters::EncodedParameters(const UnitShards& shards, std::vector<Gathe
                     .use = values.storage()->use,
                     .is_read_only = true},
         [values](Storage* gone) { delete gone; });
-    std::int64_t at = shards.layout.gather_offset_bytes[i];
+    std::int64_t at = shards.layout().gather_offset_bytes[i];
     One one{.parameter = p,
             .chunk = Tensor::wrap(held, rows_of(spec, spec.chunk_rows()), p->dtype),
             .full = Tensor::wrap(storage_, rows_of(spec, spec.chunk_rows() * spec.world),
@@ -89,23 +75,23 @@ EncodedParameters::EncodedParameters(const UnitShards& shards, std::vector<Gathe
     }
     encoded_.push_back(std::move(one));
   }
-  if (shards.is_offloaded() && !rows.empty()) table_ = table_of(rows, shards.device);
+  if (shards.is_offloaded() && !rows.empty()) table_ = kernel_table(rows, shards.device());
 }
 
 // A function that is recomputed may gather in one of its runs only, so that products of a transform
 // are none that it keeps.
-void EncodedParameters::encode(const Slot& slot) {
+void EncodedParameters::pack(const Slot& slot) {
   const autograd::KeptScope apart(nullptr);
   storage_->data = slot.data;
   storage_->use = slot.use;
-  if (shards_.host) return encode_on_host(slot);
+  if (shards_.host()) return encode_on_host(slot);
   for (const One& one : encoded_) one.parameter->transform->encode(one.own, one.chunk);
 }
 
 // In memory of HostLink's, which one copy brings to the device, and one kernel into the slot.
 void EncodedParameters::encode_on_host(const Slot& slot) {
   if (encoded_.empty()) return;
-  const Tensor staged = shards_.host->begin_encode(bytes_on_host_);
+  const Tensor staged = shards_.host()->begin_encode(bytes_on_host_);
   std::int64_t at = 0;
   for (const One& one : encoded_) {
     std::vector<Tensor> own;
@@ -116,12 +102,12 @@ void EncodedParameters::encode_on_host(const Slot& slot) {
     staged.device().compute().wait(one.parameter->group->updated);
     one.parameter->transform->encode(own, one.chunk);
   }
-  pack("pack_encoded", shards_.device.gather(), table_, staged.numel(),
-       shards_.host->begin_gather(staged), slot, e4m3);
-  shards_.host->end_gather();
+  shard::pack("pack_encoded", shards_.device().gather(), table_, staged.numel(),
+              shards_.host()->begin_gather(staged), slot, e4m3);
+  shards_.host()->end_gather();
 }
 
-void EncodedParameters::decode() {
+void EncodedParameters::unpack(const Slot&) {
   const autograd::KeptScope apart(nullptr);
   for (const One& one : encoded_) one.parameter->transform->decode(one.full, one.all);
   storage_->data = nullptr;

@@ -12,27 +12,21 @@
 #include <memory>
 #include <vector>
 
+#include "runtime/shard/gather_stage.hpp"
 #include "runtime/shard/unit_shards.hpp"
 
 namespace tessera::shard {
 
-// What one item of a unit's gather fills: of every rank `count` elements, or those of rank `root`.
-struct GatheredPart {
-  std::int64_t offset_bytes = 0, count = 0;
-  DType dtype = f32;
-  int root = -1;
-};
-
-class EncodedParameters {
+class EncodedParameters final : public GatherStage {
  public:
   // Of a unit that is materialized. Adds what travels to `parts`.
   EncodedParameters(const UnitShards& shards, std::vector<GatheredPart>& parts);
-  ~EncodedParameters() { storage_->data = nullptr; }
+  ~EncodedParameters() override { storage_->data = nullptr; }
 
   // On the gather stream: this rank's chunks into their parts of the slot, and, when those of the
   // other ranks are there, all of them into full tensors. What lies on the host is encoded there.
-  void encode(const Slot& slot);
-  void decode();
+  void pack(const Slot& slot) override;
+  void unpack(const Slot& slot) override;
 
  private:
   struct One {
@@ -51,9 +45,6 @@ class EncodedParameters {
 
 // What travels of a parameter with a transform, in a slot.
 std::int64_t encoded_bytes(const ParameterState& parameter);
-// What a unit gathers of a group as it is, one copy each: all in one, with what has a transform in
-// between, or, from the host, without.
-std::vector<UnitShards::ValueRange> plain_values(const UnitShards& shards, const FlatGroup& of);
 // Of this rank's chunks of a unit, as the host encodes them.
 std::int64_t encoded_chunk_bytes(const UnitShards& shards);
 

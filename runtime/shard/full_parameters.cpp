@@ -4,7 +4,7 @@
 
 #include "runtime/distributed/gatherer.hpp"
 #include "runtime/param/parameter_state.hpp"
-#include "runtime/tensor/lent.hpp"
+#include "runtime/tensor/lent_tensor.hpp"
 #include "tessera/comm/mesh.hpp"
 #include "tessera/shard/fully_shard.hpp"
 #include "tessera/tensor/ops.hpp"
@@ -33,11 +33,13 @@ void for_each_full_parameter(
     Tensor full = rows;
     if (const auto mesh = p.mesh()) {
       const RankGroup& group = mesh->shard_group();
-      const auto [at, is_first] = gatherers.try_emplace(&group, group, largest[&group]);
-      if (is_first) expect_same_steps(kLender, group, steps[&group]);
-      full = raw::contiguous(at->second.gather("all_gather_parameter", rows, p.spec()));
+      if (!gatherers.contains(&group)) {  // by name, before what has none
+        expect_same_steps(kLender, group, steps[&group]);
+        gatherers.try_emplace(&group, group, largest[&group], kLender);
+      }
+      full = raw::contiguous(gatherers.at(&group).gather("all_gather_parameter", rows, p.spec()));
     }
-    f(name, read_only(Lent(full, kLender).tensor(), state_of(p)));
+    f(name, read_only(LentTensor(full, kLender).tensor(), state_of(p)));
   }
   for (const auto& [group, gatherer] : gatherers) group->device().synchronize();
 }

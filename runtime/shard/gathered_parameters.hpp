@@ -8,8 +8,8 @@
 //   gather    wait updated │ pack_shard │ all_gather │ record ┐
 //   compute                                                   └ wait │ kernels read the slot
 //
-// What is small is copied out of where it travels behind the all-gather: PackedChunks.
-// Shards that lie on the host come first to where the gather stream packs them: HostLink.
+// What options add to a gather is a GatherStage each: parts that Reshard::to keeps, shards on the
+// host, small chunks that travel packed, parameters that travel encoded.
 //
 // PyTorch FSDP2 calls the steps unshard, wait_for_unshard and reshard. There a copy brings what was
 // gathered into the parameters; here kernels read it where the all-gather has put it.
@@ -19,19 +19,20 @@
 #include <string>
 #include <vector>
 
-#include "runtime/shard/encoded_parameters.hpp"
-#include "runtime/shard/packed_chunks.hpp"
-#include "runtime/shard/post_forward_shards.hpp"
+#include "runtime/shard/gather_stage.hpp"
 #include "runtime/shard/prepared_groups.hpp"
+#include "runtime/shard/stages.hpp"
 #include "runtime/shard/unit_shards.hpp"
 
 namespace tessera::shard {
+
+class PostForwardShards;
 
 class GatheredParameters {
  public:
   // `shards` outlives this.
   explicit GatheredParameters(const UnitShards& shards)
-      : shards_(shards), prepared_(shards.device, StreamId::gather) {}
+      : shards_(shards), prepared_(shards.device(), StreamId::gather) {}
   ~GatheredParameters() { close_unchecked(); }
 
   // Gives the parameters their windows, once the shards have memory.
@@ -54,7 +55,7 @@ class GatheredParameters {
   // Before the close that ends a forward: keeps this rank's part.
   void keep_part();
   void drop_part() noexcept;
-  const PostForwardShards* kept() const noexcept { return kept_.get(); }
+  const PostForwardShards* kept() const noexcept { return kept_; }
 
   // How often the shards were written; whether since they were gathered.
   std::uint64_t version() const noexcept;
@@ -72,32 +73,23 @@ class GatheredParameters {
 
   void advance(State from, State to);
   bool uses_slot() const noexcept { return shards_.gather_bytes() > 0; }
-  // Of one flat group, what is packed of this rank's chunks.
-  struct Source {
-    FlatGroup* group;
-    UnitShards::ValueRange own;  // of its values
-    DType dtype;                 // in the slot
-    Tensor table;                // of kernels::PackEntry
-    std::int64_t numel;
-  };
-
   void add_parts(const ParameterState& p, std::int64_t offset_bytes);
   Collective item_of(const GatheredPart& part) const;
-  void make_sources(FlatGroup& group);
-  void make_source(FlatGroup& group, const UnitShards::ValueRange& range);
+  void make_copies();
+  void note_open();
   bool fill_slot(const char* name);
   void shut_windows() noexcept;
   // Names a parameter that somebody outside still holds, empty for none.
-  std::string escape() const;
+  std::string escaped_parameter() const;
 
   const UnitShards& shards_;
   PreparedGroups prepared_;
-  std::unique_ptr<PostForwardShards> kept_;
-  std::vector<Tensor> full_;  // what Parameter::value gives: steady steps make none
-  std::vector<Source> sources_;
-  std::vector<GatheredPart> parts_;
-  std::unique_ptr<EncodedParameters> encoded_;  // null for none
-  std::unique_ptr<PackedChunks> packed_;        // likewise
+  std::vector<Tensor> full_;           // what Parameter::value gives: steady steps make none
+  std::vector<ShardCopy> copies_;      // into the slot
+  std::vector<FlatGroup*> read_here_;  // by the gather stream
+  std::vector<GatheredPart> parts_;    // that travel
+  Stages<GatherStage> stages_;
+  const PostForwardShards* kept_ = nullptr;  // one of these
   State state_ = State::closed;
   Slot slot_;
   Event gathered_;

@@ -27,8 +27,8 @@ class GradientBuffer {
   // `shards` outlives this, has memory and something to train.
   explicit GradientBuffer(const UnitShards& shards);
 
-  // As the unit is entered. `in_turn`: nothing else comes between this and `reduce`.
-  void take(bool in_turn);
+  // As the unit is entered. `by_pieces`: nothing else comes between this and `reduce`.
+  void take(bool by_pieces);
   // The sink of one more contribution to the gradient of the group's i-th trainable entry.
   // Throws: ContractError where on_last_contribution has said that there is none.
   autograd::GradientSink sink(int i);
@@ -38,6 +38,9 @@ class GradientBuffer {
   // Reduces what is left, zeros for what has not arrived.
   void reduce();
   const std::deque<GradientPiece>& pieces() const noexcept { return pieces_; }
+  // See ReduceStage.
+  void set_replicas(Replicas* replicas);
+  void set_hook(bool is_hooked);
   // For a pass that failed: what has arrived in slots is lost.
   void give_back() noexcept;
   // Drops what is kept from pass to pass: all, or of the group's i-th trainable entry.
@@ -45,7 +48,7 @@ class GradientBuffer {
   void drop_kept(int i) { pieces_[piece_of(at(i))].drop_kept(at(i)); }
 
  private:
-  std::size_t at(int i) const { return static_cast<std::size_t>(i - shards_.first_trainable); }
+  std::size_t at(int i) const { return static_cast<std::size_t>(i - shards_.first_trainable()); }
   std::size_t piece_of(std::size_t at) const;
   void send();
   void forget_pass() noexcept;
@@ -53,7 +56,7 @@ class GradientBuffer {
   const UnitShards& shards_;
   std::deque<GradientPiece> pieces_;
   std::size_t sent_ = 0, taken_ = 0;  // how many
-  bool in_turn_ = false;
+  bool goes_by_pieces_ = false;
   ArrivalMask complete_;           // gradients of which nothing more comes
   std::vector<std::size_t> left_;  // of each piece how many are not
 };

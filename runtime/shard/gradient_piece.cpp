@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <utility>
 
-#include "runtime/shard/host_link.hpp"
-#include "runtime/shard/replicas.hpp"
+#include "runtime/shard/hooked_sums.hpp"
+#include "runtime/shard/host_gradients.hpp"
+#include "runtime/shard/packed_gradients.hpp"
+#include "runtime/shard/replica_sums.hpp"
 #include "runtime/tensor/launch.hpp"
 #include "tessera/comm/world.hpp"
 #include "tessera/tensor/ops.hpp"
@@ -14,21 +16,22 @@ namespace tessera::shard {
 GradientPiece::GradientPiece(const UnitShards& shards, const PieceLayout& layout)
     : shards_(shards),
       layout_(layout),
-      prepared_(shards.device, StreamId::reduce),
-      prepared_apart_(shards.device, StreamId::reduce),
-      packed_(shards, layout),
-      buffer_(std::make_shared<Storage>(Storage{.device = shards.device, .bytes = layout.bytes})),
-      reduced_into_(shards.group->gradients),  // one that is there it adds to
+      prepared_(shards.device(), StreamId::reduce),
+      prepared_apart_(shards.device(), StreamId::reduce),
+      buffer_(std::make_shared<Storage>(Storage{.device = shards.device(), .bytes = layout.bytes})),
+      reduced_into_(shards.group()->gradients),  // one that is there it adds to
       arrived_(size()),
-      held_(size()) {
+      waiting_(size()) {
+  if (!layout.packed.is_empty())
+    put_stage<ReduceStage>(stages_, std::make_unique<PackedGradients>(shards, layout));
   std::vector<std::int64_t> entries, gaps;
   const std::int64_t wire = wire_bytes();
   range_.begin = range_.end = shards.gradient_offset_of(parameter(0));
   range_.counts = static_cast<std::int64_t>(size());
-  range_.counts_begin = shards.group->gradient_numel + shards.first_trainable +
+  range_.counts_begin = shards.group()->gradient_numel + shards.first_trainable() +
                         static_cast<std::int64_t>(layout.first);
   for (std::size_t i = 0; i < size(); ++i) {
-    const ParameterState& p = *shards.parameters[parameter(i)];
+    const ParameterState& p = *shards.parameters()[parameter(i)];
     gradients_.push_back(
         Tensor::wrap(buffer_, p.shape, shards.reduce_dtype(), layout.offset_bytes[i])
             .view(p.shape, p.spec.strides(p.shape), 0));
@@ -44,8 +47,25 @@ GradientPiece::GradientPiece(const UnitShards& shards, const PieceLayout& layout
     gaps.insert(gaps.end(), {offset * wire, chunk * wire, padded * wire});
     range_.end += padded;
   }
-  entries_ = table_of(entries, shards.device);
-  gaps_ = table_of(gaps, shards.device);
+  entries_ = kernel_table(entries, shards.device());
+  gaps_ = kernel_table(gaps, shards.device());
+  if (shards.reductions().hook)
+    put_stage<ReduceStage>(stages_, std::make_unique<HookedSums>(*this, shards));
+  if (shards.is_offloaded())
+    put_stage<ReduceStage>(stages_, std::make_unique<HostGradients>(*this, shards));
+}
+
+// --- its stages ---
+
+void GradientPiece::set_replicas(Replicas* replicas) {
+  remove_stage(stages_, ReduceStage::Place::replicas);
+  if (replicas)
+    put_stage<ReduceStage>(stages_, std::make_unique<ReplicaSums>(*this, shards_, *replicas));
+}
+
+void GradientPiece::set_hook(bool is_hooked) {
+  remove_stage(stages_, ReduceStage::Place::hook);
+  if (is_hooked) put_stage<ReduceStage>(stages_, std::make_unique<HookedSums>(*this, shards_));
 }
 
 // --- filling ---
@@ -61,29 +81,29 @@ void GradientPiece::begin_use() {
   buffer_->use = slot_.use;
   arrived_.clear();
   for (std::size_t i = 0; i < size(); ++i) {
-    if (!held_[i].defined()) continue;
-    raw::copy_into(gradients_[i], std::exchange(held_[i], {}));
+    if (!waiting_[i].defined()) continue;
+    raw::copy_into(gradients_[i], std::exchange(waiting_[i], {}));
     arrived_.add(i);
   }
 }
 
 autograd::GradientSink GradientPiece::sink(std::size_t at) {
   const std::size_t i = at - layout_.first;
-  const double factor = 1 / shards_.divide_factor;
+  const double factor = 1 / shards_.reductions().divide_factor;
   if (is_taken()) {
     if (!is_filling_) begin_use();
     const bool is_there = arrived_.add(i);
     return {gradients_[i], factor, is_there};
   }
-  const bool is_there = held_[i].defined();
+  const bool is_there = waiting_[i].defined();
   if (!is_there) {
-    const OwnerGuard owner(shards_.device, "unsharded gradients");
+    const OwnerGuard owner(shards_.device(), "unsharded gradients");
     // As in the slot: what is sharded along another dimension is written, and rounded, alike.
     const Tensor& there = gradients_[i];
-    held_[i] = Tensor::empty({there.numel()}, shards_.reduce_dtype(), shards_.device)
-                   .view(there.shape(), there.strides(), 0);
+    waiting_[i] = Tensor::empty({there.numel()}, shards_.reduce_dtype(), shards_.device())
+                      .view(there.shape(), there.strides(), 0);
   }
-  return {held_[i], factor, is_there};
+  return {waiting_[i], factor, is_there};
 }
 
 void GradientPiece::give_back() noexcept {
@@ -100,54 +120,57 @@ void GradientPiece::give_back() noexcept {
 // of a streamed parameter fill one in turn.
 void GradientPiece::reduce() {
   if (!is_filling_) begin_use();  // nothing arrived here: zeros travel
-  const Stream reduce = shards_.device.reduce();
-  if (shards_.postpones_all_reduce()) {
-    complete();
-    keep_terms();
-    return give_back();
+  for (const auto& stage : stages_)
+    if (stage->postpones()) return postpone(*stage);
+  Stream last = shards_.device().reduce();
+  bool is_elsewhere = false;
+  for (const auto& stage : stages_) {
+    last = stage->stream(last);
+    is_elsewhere = is_elsewhere || stage->is_elsewhere();
   }
-  Stream last = shards_.replicas ? shards_.replicas->stream() : reduce;
-  FlatGroup& group = *shards_.group;
+  FlatGroup& group = *shards_.group();
   group.note_gradient();
   if (!group.gradient.defined())
     group.gradient = fresh_gradient(), ++group.gradients;
-  else if (!shards_.host)
+  else if (!is_elsewhere)
     last.wait(group.reduced);  // on the stream of a hook
   group.apply_factor();
-  const Tensor& gradient = group.gradient;
   const bool is_fresh = std::exchange(reduced_into_, group.gradients) != group.gradients;
   complete();
-  const Parts flat{gradient, range_.begin, range_.counts_begin};
-  const bool is_direct = is_fresh && shards_.reduce_dtype() == f32 && !shards_.host;
-  const Tensor staged = is_direct ? Tensor() : sums_memory(last);
-  const Parts sums = is_direct ? flat : parts_of(staged);
-  if (shards_.replicas) {
-    sum_replicas(sums);
-  } else {
-    scatter(sums);
+  const Sums gradient{&group.gradient, range_.begin, range_.counts_begin};
+  const bool is_direct = is_fresh && shards_.reduce_dtype() == f32 && !is_elsewhere;
+  Reduction r{gradient, gradient, last, is_fresh, is_direct, {}};
+  Tensor staged;
+  if (!is_direct && !is_elsewhere) {
+    staged = staging(last.id(), "staging");
+    r.sums = sums_in(staged);
   }
-  if (shards_.hook) {
-    const Stream hooked = run_hook(last, sums);
-    if (is_direct)
-      last = hooked;
-    else
-      last.wait(hooked.record());
-  }
-  if (!is_direct && !shards_.host) {
-    accumulate(last, values_of(flat), values_of(sums), is_fresh);
-    accumulate(last, counts_of(flat), counts_of(sums), is_fresh);
+  for (auto stage = stages_.rbegin(); stage != stages_.rend(); ++stage) (*stage)->place(r);
+  scatter(r.sums);
+  for (const auto& stage : stages_) stage->pass(r);
+  if (!r.reduced && !is_direct) {
+    accumulate(r.last, values_of(gradient), values_of(r.sums), is_fresh);
+    accumulate(r.last, counts_of(gradient), counts_of(r.sums), is_fresh);
   }
   give_back();
-  group.reduced =
-      shards_.host ? shards_.host->add_to(values_of(flat), counts_of(flat), staged, last, is_fresh)
-                   : last.record();
+  group.reduced = r.reduced ? *r.reduced : r.last.record();
+}
+
+// The sums stay with the stage.
+void GradientPiece::postpone(ReduceStage& stage) {
+  complete();
+  Reduction r{{}, {}, shards_.device().reduce(), false, false, {}};
+  stage.place(r);
+  scatter(r.sums);
+  stage.pass(r);
+  give_back();
 }
 
 // Zeros where no gradient came, and behind the last one a 0 or 1 for each: summed over the ranks
 // they are the arrival counts. On the stream of reductions, which waits for compute here.
 void GradientPiece::complete() {
-  const Stream reduce = shards_.device.reduce();
-  reduce.wait(shards_.device.compute().record());
+  const Stream reduce = shards_.device().reduce();
+  reduce.wait(shards_.device().compute().record());
   for (std::size_t word = 0; word < arrived_.words(); ++word) {
     kernels::CompleteArgs args{};
     args.base = buffer_->data;
@@ -157,7 +180,7 @@ void GradientPiece::complete() {
     args.arrived = arrived_.word(word);
     args.first = static_cast<std::int32_t>(word * 64);
     args.entry_count = static_cast<std::int32_t>(range_.counts);
-    args.copies = shards_.size;
+    args.copies = shards_.size();
     args.dtype = shards_.reduce_dtype();
     args.zero_missing = true;
     const Access accesses[] = {entries_.access(AccessMode::read), slot_.access(AccessMode::read),
@@ -165,7 +188,7 @@ void GradientPiece::complete() {
     const double bytes = static_cast<double>(entries_.storage()->bytes) + missing_bytes(word);
     reduce.launch(
         {.name = "complete_gradient_piece", .cost = {.bytes = bytes}, .accesses = accesses},
-        kernels::Call<kernels::CompleteArgs>{detail::table(shards_.device).complete, args});
+        kernels::Call<kernels::CompleteArgs>{detail::table(shards_.device()).complete, args});
   }
 }
 
@@ -174,54 +197,47 @@ void GradientPiece::complete() {
 double GradientPiece::missing_bytes(std::size_t word) const {
   std::int64_t missing = 0;
   for (std::size_t i = word * 64; i < std::min(word * 64 + 64, size()); ++i)
-    if (!arrived_.has(i)) missing += shards_.parameters[parameter(i)]->spec.padded_numel();
+    if (!arrived_.has(i)) missing += shards_.parameters()[parameter(i)]->spec.padded_numel();
   return static_cast<double>(missing * wire_bytes());
 }
 
 // Where this piece has a part of it only, the rest is zeros: nobody may have a gradient for it.
 Tensor GradientPiece::fresh_gradient() const {
-  const FlatGroup& group = *shards_.group;
+  const FlatGroup& group = *shards_.group();
   const OwnerGuard owner(group.device, "gradients");
   const Shape shape{group.gradient_numel + group.counts_numel()};
   return range_.numel() < group.gradient_numel ? Tensor::zeros(shape, f32, group.device)
                                                : Tensor::empty(shape, f32, group.device);
 }
 
-// In the dtype of the wire, on the stream's own memory: values, then counts.
 Tensor GradientPiece::staging(StreamId stream, const char* owned_by) const {
-  const OwnerGuard owner(shards_.device, owned_by);
-  return Tensor::wrap(Storage::owned(shards_.device, shard_bytes(), stream), {shard_numel()},
+  const OwnerGuard owner(shards_.device(), owned_by);
+  return Tensor::wrap(Storage::owned(shards_.device(), shard_bytes(), stream), {shard_numel()},
                       shards_.reduce_dtype());
-}
-
-// Of what goes to the gradient from there, which `last` writes.
-Tensor GradientPiece::sums_memory(Stream last) const {
-  if (!shards_.host) return staging(last.id(), "staging");
-  return shards_.host->take_sums(last, shard_numel(), shards_.reduce_dtype());
 }
 
 // Queues the reduce-scatter of the buffer into its parts of a flat gradient. What is packed has
 // gaps that nobody has written, and that are cleared behind it.
-void GradientPiece::scatter(const Parts& to) {
-  if (!packed_.is_empty()) packed_.copy(shards_.device.reduce(), slot_);
+void GradientPiece::scatter(const Sums& to) {
+  for (const auto& stage : stages_) stage->pack(slot_);
   // Counts lie behind the values, or apart from them, behind all of the unit's.
   const bool is_apart = to.counts != to.values + range_.numel();
   CollectiveGroup& group =
-      (is_apart ? prepared_apart_ : prepared_).next(with_what_was_kept(shards_.reduce_name));
+      (is_apart ? prepared_apart_ : prepared_).next(with_what_was_kept(shards_.reduce_name()));
   group.progress = shards_.at_reduction();
   if (group.items().empty()) list_items(to, group.edit());
   group.place(buffer_->data + layout_.counts_offset_bytes,
-              to.flat.data() + to.counts * wire_bytes());
+              to.flat->data() + to.counts * wire_bytes());
   const Access accesses[] = {slot_.access(AccessMode::read),
-                             to.flat.access(AccessMode::write, to.values, range_.numel()),
-                             to.flat.access(AccessMode::write, to.counts, range_.counts)};
-  shards_.options.mesh.shard_group().reduce().submit(group, accesses);
+                             to.flat->access(AccessMode::write, to.values, range_.numel()),
+                             to.flat->access(AccessMode::write, to.counts, range_.counts)};
+  shards_.options().mesh.shard_group().reduce().submit(group, accesses);
   clear_gaps(to);
 }
 
 // Counts first, which every rank has.
-void GradientPiece::list_items(const Parts& to, std::vector<Collective>& items) const {
-  std::byte* const flat = to.flat.data();
+void GradientPiece::list_items(const Sums& to, std::vector<Collective>& items) const {
+  std::byte* const flat = to.flat->data();
   items.push_back({.send = buffer_->data + layout_.counts_offset_bytes,
                    .recv = flat + to.counts * wire_bytes(),
                    .count = range_.counts,
@@ -235,7 +251,7 @@ void GradientPiece::list_items(const Parts& to, std::vector<Collective>& items) 
   together.count = packed.numel;
   if (!packed.is_empty()) items.push_back(together);
   for (std::size_t i = packed.entries.size(); i < size(); ++i) {
-    const ShardSpec& spec = shards_.parameters[parameter(i)]->spec;
+    const ShardSpec& spec = shards_.parameters()[parameter(i)]->spec;
     std::byte* const from = buffer_->data + layout_.offset_bytes[i];
     const std::int64_t begin = shards_.gradient_offset_of(parameter(i)) - range_.begin;
     Collective item = items.front();
@@ -256,7 +272,6 @@ void GradientPiece::list_items(const Parts& to, std::vector<Collective>& items) 
   }
 }
 
-// Adds what was staged to `to`, or makes it that.
 void GradientPiece::accumulate(Stream stream, const Tensor& to, const Tensor& staged,
                                bool is_fresh) const {
   kernels::AxpbyArgs args{};
@@ -273,12 +288,12 @@ void GradientPiece::accumulate(Stream stream, const Tensor& to, const Tensor& st
       (static_cast<double>(size_bytes(staged.dtype())) + (is_fresh ? element : 2 * element)) *
       static_cast<double>(staged.numel());
   stream.launch({.name = "accumulate_shard", .cost = {.bytes = bytes}, .accesses = accesses},
-                kernels::Call<kernels::AxpbyArgs>{detail::table(shards_.device).axpby, args});
+                kernels::Call<kernels::AxpbyArgs>{detail::table(shards_.device()).axpby, args});
 }
 
 // Zeroes the alignment gaps between the entries of a flat array, so that sums over all of it are
 // sums over the entries.
-void GradientPiece::clear_gaps(const Parts& sums) const {
+void GradientPiece::clear_gaps(const Sums& sums) const {
   if (!has_gaps_) return;
   const Tensor flat = values_of(sums);
   kernels::CompleteArgs args{};
@@ -289,9 +304,41 @@ void GradientPiece::clear_gaps(const Parts& sums) const {
   args.dtype = shards_.reduce_dtype();
   const Access accesses[] = {gaps_.access(AccessMode::read), flat.access(AccessMode::write)};
   for (args.first = 0; args.first < args.entry_count; args.first += 64)
-    shards_.device.reduce().launch(
+    shards_.device().reduce().launch(
         {.name = "clear_gaps", .accesses = accesses},
-        kernels::Call<kernels::CompleteArgs>{detail::table(shards_.device).complete, args});
+        kernels::Call<kernels::CompleteArgs>{detail::table(shards_.device()).complete, args});
+}
+
+// --- what is kept from pass to pass ---
+
+void GradientPiece::drop_kept() noexcept {
+  for (Tensor& gradient : waiting_) gradient = {};
+  for (const auto& stage : stages_) stage->drop();
+}
+
+void GradientPiece::drop_kept(std::size_t at) {
+  const std::size_t i = at - layout_.first;
+  waiting_[i] = {};
+  for (const auto& stage : stages_)
+    stage->drop_entry(i, shards_.gradient_offset_of(parameter(i)) - range_.begin,
+                      shards_.parameters()[parameter(i)]->spec.chunk_numel());
+}
+
+std::int64_t GradientPiece::waiting_bytes() const noexcept {
+  std::int64_t bytes = 0;
+  for (std::size_t i = 0; i < size(); ++i)
+    bytes +=
+        round_up(shards_.parameters()[parameter(i)]->shape.numel() * wire_bytes(), kAlignmentBytes);
+  return bytes;
+}
+
+const char* GradientPiece::with_what_was_kept(const char* name) const {
+  const std::vector<bool>& kept = shards_.group()->unreduced;
+  const std::size_t first = static_cast<std::size_t>(shards_.first_trainable()) + layout_.first;
+  if (first < kept.size() && kept[first])
+    return shards_.device().context().intern(concat(name, " (with what was kept unreduced)"));
+  if (!shards_.is_given_outside()) return name;
+  return shards_.device().context().intern(concat(name, " (unshard, outside of calls)"));
 }
 
 }  // namespace tessera::shard

@@ -18,11 +18,14 @@
 #include <memory>
 
 #include "runtime/param/gradient_sinks.hpp"
-#include "runtime/shard/packed_chunks.hpp"
 #include "runtime/shard/prepared_groups.hpp"
+#include "runtime/shard/reduce_stage.hpp"
+#include "runtime/shard/stages.hpp"
 #include "runtime/shard/unit_shards.hpp"
 
 namespace tessera::shard {
+
+class Replicas;
 
 class GradientPiece {
  public:
@@ -49,19 +52,29 @@ class GradientPiece {
   void drop_kept(std::size_t at);
 
   // Of its gradients without a slot.
-  std::int64_t held_bytes() const noexcept;
+  std::int64_t waiting_bytes() const noexcept;
   // Of what a reduce-scatter leaves on this rank: values and counts, in the dtype of the wire.
   std::int64_t shard_bytes() const noexcept { return shard_numel() * wire_bytes(); }
 
+  // --- its stages: see ReduceStage ---
+  void set_replicas(Replicas* replicas);  // null: none
+  void set_hook(bool is_hooked);
+  // For them. In the dtype of the wire, on the stream's own memory: values, then counts.
+  Tensor staging(StreamId stream, const char* owned_by) const;
+  Sums sums_in(const Tensor& staged) const { return {&staged, 0, range_.numel()}; }
+  Tensor values_of(const Sums& s) const { return s.flat->view({range_.numel()}, {1}, s.values); }
+  Tensor counts_of(const Sums& s) const { return s.flat->view({range_.counts}, {1}, s.counts); }
+  // Adds what was staged to `to`, or makes it that.
+  void accumulate(Stream stream, const Tensor& to, const Tensor& staged, bool is_fresh) const;
+  // Ranks that have kept or postponed differently are told so by the name. Only so, where units are
+  // open and nothing is gathered: else one's reduction would meet its peer's of another
+  // micro-batch.
+  const char* with_what_was_kept(const char* name) const;
+
  private:
-  // Where values and arrival counts begin in a flat tensor, in elements.
-  struct Parts {
-    const Tensor& flat;
-    std::int64_t values, counts;
-  };
   // Of the unit's parameters that of this piece's entry.
   std::size_t parameter(std::size_t entry) const {
-    return shards_.parameter_of[layout_.first + entry];
+    return shards_.parameter_of()[layout_.first + entry];
   }
   std::size_t size() const noexcept { return layout_.end - layout_.first; }
   std::int64_t wire_bytes() const noexcept {
@@ -70,22 +83,12 @@ class GradientPiece {
   std::int64_t shard_numel() const noexcept { return range_.numel() + range_.counts; }
   void begin_use();
   void complete();
+  void postpone(ReduceStage& stage);
   double missing_bytes(std::size_t word) const;
   Tensor fresh_gradient() const;
-  Tensor staging(StreamId stream, const char* owned_by) const;
-  Tensor sums_memory(Stream last) const;
-  Parts parts_of(const Tensor& staged) const { return {staged, 0, range_.numel()}; }
-  Tensor values_of(const Parts& p) const { return p.flat.view({range_.numel()}, {1}, p.values); }
-  Tensor counts_of(const Parts& p) const { return p.flat.view({range_.counts}, {1}, p.counts); }
-  void keep_terms();
-  const char* with_what_was_kept(const char* name) const;
-  const char* all_reduce_name();
-  void sum_replicas(const Parts& to);
-  void scatter(const Parts& to);
-  void list_items(const Parts& to, std::vector<Collective>& items) const;
-  Stream run_hook(Stream last, const Parts& sums) const;
-  void accumulate(Stream stream, const Tensor& to, const Tensor& staged, bool is_fresh) const;
-  void clear_gaps(const Parts& sums) const;
+  void scatter(const Sums& to);
+  void list_items(const Sums& to, std::vector<Collective>& items) const;
+  void clear_gaps(const Sums& sums) const;
 
   // Of the flat gradient: what this piece is reduced into, in elements.
   struct Range {
@@ -97,10 +100,10 @@ class GradientPiece {
 
   const UnitShards& shards_;
   const PieceLayout& layout_;
+  Stages<ReduceStage> stages_;
   PreparedGroups prepared_, prepared_apart_;
   Range range_;
   Tensor entries_, gaps_;  // tables of kernels::FlatSpan
-  PackedChunks packed_;
   bool has_gaps_ = false;  // between or behind entries of the flat gradient
   Slot slot_;
   bool is_filling_ = false;          // from the first sink on
@@ -108,9 +111,7 @@ class GradientPiece {
   std::vector<Tensor> gradients_;    // of each entry, there
   std::uint64_t reduced_into_;       // FlatGroup::gradients when it was last reduced
   ArrivalMask arrived_;
-  std::vector<Tensor> held_;  // of each entry what came without a slot
-  Tensor terms_;              // of a sum over the replicas that is to come: values, counts
-  int backwards_ = 0;         // whose they are
+  std::vector<Tensor> waiting_;  // of each entry what came without a slot
 };
 
 }  // namespace tessera::shard

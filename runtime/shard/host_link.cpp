@@ -4,10 +4,11 @@
 
 #include "runtime/device/queue.hpp"
 #include "runtime/shard/encoded_parameters.hpp"
-#include "runtime/shard/unit.hpp"
+#include "runtime/shard/host_shards.hpp"
+#include "runtime/shard/unit_shards.hpp"
 #include "runtime/tensor/launch.hpp"
 #include "runtime/tensor/transfer.hpp"
-#include "tessera/base/checked.hpp"
+#include "tessera/detail/base/checked.hpp"
 
 namespace tessera::shard {
 namespace {
@@ -33,12 +34,11 @@ std::int64_t bytes_of(const Tensor& t) {
 }  // namespace
 
 void HostLink::Sizes::add(const UnitShards& shards, std::int64_t reduced_bytes) {
-  for (const auto& group : shards.groups) {
-    const DType stored = group->values.dtype(), sent = shards.gathered_as(stored);
-    for (const UnitShards::ValueRange& range : plain_values(shards, *group)) {
+  for (const auto& group : shards.groups()) {
+    for (const auto& [range, sent] : values_from_host(shards, *group)) {
       const std::int64_t bytes = range.numel() * static_cast<std::int64_t>(size_bytes(sent));
       gathered = std::max(gathered, bytes);
-      if (sent != stored) cast = std::max(cast, bytes);
+      if (sent != group->values.dtype()) cast = std::max(cast, bytes);
     }
   }
   const std::int64_t encoded = encoded_chunk_bytes(shards);
@@ -47,7 +47,7 @@ void HostLink::Sizes::add(const UnitShards& shards, std::int64_t reduced_bytes) 
   reduced = std::max(reduced, reduced_bytes);
 }
 
-HostLink::Turns::Turns(const Device& on, std::int64_t bytes)
+HostLink::Halves::Halves(const Device& on, std::int64_t bytes)
     : bytes_(round_up(bytes, kAlignmentBytes)) {
   const OwnerGuard owner(on, "offload staging");
   for (Part& part : parts_) {
@@ -56,10 +56,10 @@ HostLink::Turns::Turns(const Device& on, std::int64_t bytes)
   }
 }
 
-Tensor HostLink::Turns::next(Stream stream, std::int64_t numel, DType dtype) {
-  turn_ = 1 - turn_;
-  stream.wait(parts_[turn_].free);
-  return Tensor::wrap(parts_[turn_].memory, {numel}, dtype);
+Tensor HostLink::Halves::next(Stream stream, std::int64_t numel, DType dtype) {
+  half_ = 1 - half_;
+  stream.wait(parts_[half_].free);
+  return Tensor::wrap(parts_[half_].memory, {numel}, dtype);
 }
 
 HostLink::HostLink(const Device& device, const Sizes& sizes)
@@ -137,15 +137,6 @@ Event HostLink::add_to(const Tensor& values, const Tensor& counts, const Tensor&
   const Event added = host.record();
   landed_.free_after(added);
   return added;
-}
-
-void Context::make_host_link() {
-  HostLink::Sizes sizes;
-  for (const auto& weak : units_) {
-    const std::shared_ptr<Unit> unit = weak.lock();
-    sizes.add(unit->shards(), unit->most_shard_bytes());
-  }
-  if (unit(0)->shards().is_offloaded()) host_link_ = std::make_unique<HostLink>(device(), sizes);
 }
 
 }  // namespace tessera::shard

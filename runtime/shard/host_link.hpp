@@ -25,7 +25,7 @@
 
 namespace tessera::shard {
 
-struct UnitShards;
+class UnitShards;
 
 class HostLink {
  public:
@@ -61,14 +61,14 @@ class HostLink {
   std::int64_t host_bytes() const noexcept { return 2 * (cast_.bytes() + landed_.bytes()); }
 
  private:
-  // Two parts in turn, each free again after an event.
-  class Turns {
+  // Two parts, one used while the other is free again after an event.
+  class Halves {
    public:
-    Turns(const Device& on, std::int64_t bytes);
+    Halves(const Device& on, std::int64_t bytes);
     // The next one, which `stream` may write now.
     Tensor next(Stream stream, std::int64_t numel, DType dtype);
     // Of the last one: whoever has it next waits for this.
-    void free_after(const Event& event) { parts_[turn_].free = event; }
+    void free_after(const Event& event) { parts_[half_].free = event; }
     std::int64_t bytes() const noexcept { return bytes_; }
 
    private:
@@ -78,12 +78,12 @@ class HostLink {
     };
     std::int64_t bytes_;
     std::array<Part, 2> parts_;
-    std::size_t turn_ = 0;
+    std::size_t half_ = 0;
   };
   Tensor to_device(const Tensor& from, const Event& made);
 
   Device device_, host_;
-  Turns cast_, gathered_, sums_, landed_;
+  Halves cast_, gathered_, sums_, landed_;
 };
 
 }  // namespace tessera::shard

@@ -2,41 +2,15 @@
 
 namespace tessera::shard {
 
-std::vector<PackedChunks::Chunks> PackedChunks::of_parameters(const UnitShards& shards) {
-  std::vector<Chunks> of;
-  for (const std::size_t i : shards.layout.packed.entries)
-    of.push_back({shards.layout.gather_offset_bytes[i], shards.parameters[i]->spec.chunk_numel()});
-  return of;
-}
-
-std::vector<PackedChunks::Chunks> PackedChunks::of_gradients(const UnitShards& shards,
-                                                             const PieceLayout& piece) {
-  std::vector<Chunks> of;
-  for (const std::size_t entry : piece.packed.entries) {
-    const ParameterState& p = *shards.parameters[shards.parameter_of[piece.first + entry]];
-    of.push_back({piece.offset_bytes[entry], p.spec.chunk_numel()});
-  }
-  return of;
-}
-
-PackedChunks::PackedChunks(const UnitShards& shards)
-    : PackedChunks(shards, shards.layout.packed, Way::out, shards.param_dtype(),
-                   of_parameters(shards)) {}
-
-PackedChunks::PackedChunks(const UnitShards& shards, const PieceLayout& piece)
-    : PackedChunks(shards, piece.packed, Way::in, shards.reduce_dtype(),
-                   of_gradients(shards, piece)) {}
-
 PackedChunks::PackedChunks(const UnitShards& shards, const PackedLayout& layout, Way way,
                            DType dtype, const std::vector<Chunks>& of)
     : way_(way) {
-  if (layout.is_empty()) return;
   const auto element = static_cast<std::int64_t>(size_bytes(dtype));
   std::vector<std::int64_t> rows;  // from, in elements; to, in bytes; how many
-  std::int64_t end_bytes = layout.offset_bytes + shards.size * layout.numel * element;
+  std::int64_t end_bytes = layout.offset_bytes + shards.size() * layout.numel * element;
   for (std::size_t i = 0; i < layout.entries.size(); ++i) {
     const Chunks& chunks = of[i];
-    for (int r = 0; r < shards.size; ++r) {
+    for (int r = 0; r < shards.size(); ++r) {
       const std::int64_t apart = chunks.offset_bytes / element + r * chunks.numel,
                          packed = layout.offset_bytes / element + r * layout.numel + layout.at[i];
       const auto [from, to] = way == Way::out ? std::pair(packed, apart) : std::pair(apart, packed);
@@ -44,8 +18,8 @@ PackedChunks::PackedChunks(const UnitShards& shards, const PackedLayout& layout,
       numel_ += chunks.numel;
     }
   }
-  table_ = table_of(rows, shards.device);
-  storage_ = std::make_shared<Storage>(Storage{.device = shards.device, .bytes = end_bytes});
+  table_ = kernel_table(rows, shards.device());
+  storage_ = std::make_shared<Storage>(Storage{.device = shards.device(), .bytes = end_bytes});
   whole_ = Tensor::wrap(storage_, {end_bytes / element}, dtype);
 }
 

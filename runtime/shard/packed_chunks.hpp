@@ -19,28 +19,20 @@ namespace tessera::shard {
 
 class PackedChunks {
  public:
-  // Of the parameters that a unit gathers so, or of the gradients that a piece reduces so; empty
-  // where there are none.
-  explicit PackedChunks(const UnitShards& shards);
-  PackedChunks(const UnitShards& shards, const PieceLayout& piece);
-
-  bool is_empty() const noexcept { return numel_ == 0; }
-  // Queues the copies.
-  void copy(Stream stream, const Slot& slot) const;
-
- private:
   enum class Way : std::uint8_t { in, out };
   // Where the chunks of an entry lie one behind the other, from rank 0 on, and how many elements
   // each has.
   struct Chunks {
     std::int64_t offset_bytes, numel;
   };
-  // `of`: of each entry that is packed.
+  // `of`: of each entry that is packed; there is one.
   PackedChunks(const UnitShards& shards, const PackedLayout& layout, Way way, DType dtype,
                const std::vector<Chunks>& of);
-  static std::vector<Chunks> of_parameters(const UnitShards& shards);
-  static std::vector<Chunks> of_gradients(const UnitShards& shards, const PieceLayout& piece);
 
+  // Queues the copies.
+  void copy(Stream stream, const Slot& slot) const;
+
+ private:
   Way way_;
   std::shared_ptr<Storage> storage_;  // the slot, while it is copied
   Tensor whole_, table_;

@@ -11,35 +11,34 @@
 #include <cstdint>
 #include <memory>
 
+#include "runtime/shard/gather_stage.hpp"
 #include "runtime/shard/prepared_groups.hpp"
 #include "runtime/shard/unit_shards.hpp"
 
 namespace tessera::shard {
 
-class PostForwardShards {
+class PostForwardShards final : public GatherStage {
  public:
   // Collective over `group`, the neighbours: allocates what they read of each other. Both outlive
   // this.
   PostForwardShards(const UnitShards& shards, const RankGroup& group);
   // Queued gathers may still read its memory, so the device keeps it.
-  ~PostForwardShards();
-  PostForwardShards(const PostForwardShards&) = delete;
-  PostForwardShards& operator=(const PostForwardShards&) = delete;
+  ~PostForwardShards() override;
 
   // Copies this rank's part of the full parameters, which are of `version`, out of their slot.
-  void keep(const Slot& slot, std::uint64_t version);
-  bool has(std::uint64_t version) const noexcept { return part_.arena && version_ == version; }
-  // Queues the all-gather into a slot, and lets go of the part.
-  void gather(const Slot& slot);
-  void drop() noexcept;
+  void keep(const Slot& slot, std::uint64_t version) override;
+  // In backward, with a part of this version: queues the all-gather, and lets go of the part.
+  bool fill(const Slot& slot, std::uint64_t version) override;
+  void drop() noexcept override;
 
   int ranks() const noexcept { return group_.size(); }
   std::int64_t bytes() const noexcept { return bytes_; }
 
  private:
+  bool has(std::uint64_t version) const noexcept { return part_.arena && version_ == version; }
   // Elements of a part of parameter i.
   std::int64_t part_numel(std::size_t i) const {
-    return shards_.parameters[i]->spec.padded_numel() / group_.size();
+    return shards_.parameters()[i]->spec.padded_numel() / group_.size();
   }
 
   const UnitShards& shards_;
@@ -54,11 +53,5 @@ class PostForwardShards {
   Slot part_;
   std::uint64_t version_ = 0;
 };
-
-// Throws: ContractError, in the names of `function` and of the unit, where so many ranks can't keep
-// parts.
-void check_reshard(const char* function, const std::string& unit, Reshard reshard,
-                   const DeviceMesh& mesh,
-                   std::span<const std::shared_ptr<ParameterState>> parameters);
 
 }  // namespace tessera::shard

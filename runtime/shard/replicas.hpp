@@ -45,7 +45,7 @@ class Replicas {
   std::shared_ptr<SymmetricMemory> memory_;
   Arena arena_;
   OwnerId owner_;
-  int turn_ = 0;
+  int half_ = 0;
   PreparedGroups prepared_;
 };
 

@@ -7,130 +7,23 @@
 //   resume   the ranks meet, and agree on what they have found
 #include <algorithm>
 #include <array>
-#include <exception>
 
 #include "runtime/param/update_log.hpp"
 #include "runtime/shard/unit.hpp"
 #include "tessera/autograd/random.hpp"
-#include "tessera/base/log.hpp"
 #include "tessera/device/device_context.hpp"
 #include "tessera/shard/reset.hpp"
-
-namespace tessera::shard {
-
-// --- units, their context and slots ---
-
-void Unit::abandon_call() noexcept {
-  if (!calls_.end_call()) return;
-  abandon_round();
-  if (context_ && context_->end_call()) context_->abandon_rounds();
-}
-
-void Unit::abandon_round() noexcept {
-  calls_.end_round();
-  parameters_.close_unchecked();
-}
-
-void Unit::abandon_backward() noexcept {
-  const bool was_touched = owes_reduction_ || (context_ && reduced_in_ == context_->pass());
-  if (shards_.group && was_touched) shards_.group->drop_gradient();
-  if (was_touched) drop_kept();
-  if (local_) local_->abandon();
-  calls_.abandon_backward();
-  trains_ = owes_reduction_ = may_be_used_ = waits_ = false;
-  parameters_.close_unchecked();
-  parameters_.drop_part();
-  if (buffer_) buffer_->give_back();
-}
-
-void Unit::reset() noexcept {
-  abandon_round();
-  abandon_backward();
-  if (shards_.group) shards_.group->drop_gradient();
-  drop_kept();
-  forwards_.clear();
-}
-
-void Unit::leave_root() noexcept {
-  set_slots(nullptr, nullptr, nullptr);
-  context_ = nullptr;
-}
-
-void Unit::expect_no_recovery_since(std::uint64_t recovery_count) const {
-  TESSERA_EXPECT(context_ && recovery_count == context_->device().recoveries(),
-                 "backward: the graph of unit '", name(),
-                 "' belongs to a step that failed and was reset, or was made before parameters "
-                 "were frozen or thawed; run forward again");
-}
-
-// After a pass that failed: everything is closed, and the gradients that it had touched are gone.
-void Context::recover() noexcept {
-  in_pass_ = false;
-  entered_.clear();
-  for (const auto& weak : units_)
-    if (const std::shared_ptr<Unit> unit = weak.lock()) unit->abandon_backward();
-  try {
-    if (reduced_.tick > 0) device().compute().wait(reduced_);
-  } catch (...) {
-    device().context().fail_late();
-  }
-}
-
-void Context::expect_valid(const std::string& unit) const {
-  TESSERA_EXPECT(is_valid(), "unit '", unit,
-                 "': its world has recovered from a failure without it; give reset a module that "
-                 "holds all roots of the world");
-}
-
-void Context::reset() {
-  autograd::forget_forwards();
-  recover();
-  for (const auto& weak : units_)
-    if (const std::shared_ptr<Unit> unit = weak.lock()) unit->reset();
-  rounds_.clear();
-  slots_->restart();
-  if (replicas_) replicas_->restart();
-}
-
-void Context::dissolve() noexcept {
-  for (const auto& weak : units_)
-    if (const std::shared_ptr<Unit> unit = weak.lock()) {
-      unit->reset();
-      unit->leave_root();
-    }
-}
-
-void UnitShards::log_kept_slot(const std::exception& error) const noexcept {
-  if (std::uncaught_exceptions() > 0) return;  // that one will be heard of
-  log(LogLevel::error, concat("unit '", name, "': could not give its slot back: ", error.what()));
-}
-
-void Slots::restart() {
-  TESSERA_EXPECT(live_.empty(), "Slots::restart: ", live_.size(), " slots are taken");
-  for (const Block& block : blocks_) block.arena->restart();
-  steps_ = 0;
-  uses_.clear();
-  now_ = 0;
-  is_planned_ = true;
-  is_new_ = is_new_ && blocks_.size() <= 1;
-  is_assumption_met_ = false;  // one rank may have begun a step more
-  next_.clear();
-  for (auto& steps : last_) steps = {0};
-  for (PlannedUses& planned : planned_uses_) planned.next = 0;
-}
-
-}  // namespace tessera::shard
 
 namespace tessera {
 namespace {
 
 // What ranks tell each other at a reset; each number becomes the largest of all ranks.
-enum Agreed : std::size_t { half_done, steps, minus_steps, draws, forwards, no_context, kAgreed };
+enum Agreed : std::size_t { half_done, steps, minus_steps, draws, forwards, no_root, kAgreed };
 static_assert(kAgreed <= World::kAgreed);
 
 struct Below {
   std::vector<shard::Unit*> units;
-  std::vector<std::shared_ptr<shard::Context>> contexts;  // of the roots
+  std::vector<std::shared_ptr<shard::Root>> roots;
 };
 
 Below below(nn::Module& tree) {
@@ -139,12 +32,11 @@ Below below(nn::Module& tree) {
     auto* const unit = dynamic_cast<shard::Unit*>(module->hook().get());
     if (!unit || std::find(out.units.begin(), out.units.end(), unit) != out.units.end()) continue;
     out.units.push_back(unit);
-    if (unit->context() && unit->shards().is_root()) out.contexts.push_back(unit->context());
+    if (unit->root() && unit->shards().is_root()) out.roots.push_back(unit->root());
   }
   const auto has_root = [&](const shard::Unit* unit) {
-    const auto& known = out.contexts;
-    return !unit->context() ||
-           std::find(known.begin(), known.end(), unit->context()) != known.end();
+    const auto& known = out.roots;
+    return !unit->root() || std::find(known.begin(), known.end(), unit->root()) != known.end();
   };
   TESSERA_EXPECT(
       !out.units.empty() && std::all_of(out.units.begin(), out.units.end(), has_root),
@@ -154,14 +46,14 @@ Below below(nn::Module& tree) {
     TESSERA_EXPECT(!autograd::in_backward() && !unit->calls().is_running(),
                    "reset: a call or a backward pass is running; catch outside of the model");
     TESSERA_EXPECT(
-        &unit->shards().options.mesh.world() == &out.units[0]->shards().options.mesh.world(),
+        &unit->shards().options().mesh.world() == &out.units[0]->shards().options().mesh.world(),
         "reset: the units below the module lie in several worlds; reset those of each alone");
   }
   return out;
 }
 
 bool is_of(const FlatGroup& group, const std::shared_ptr<UpdateLog>& log) {
-  return std::find(group.updates.begin(), group.updates.end(), log) != group.updates.end();
+  return std::ranges::any_of(group.updates, [&](const auto& of) { return of.second == log; });
 }
 
 // Takes back the updates that never began or were skipped. False when one is half done.
@@ -177,7 +69,7 @@ bool settle(const std::shared_ptr<UpdateLog>& log_of, const Lost& lost,
       for (FlatGroup* const group : groups)
         group->is_consistent = group->is_consistent || is_of(*group, log_of);
     else if (!has_begun || (has_run && update.was_skipped && update.was_skipped()))
-      --log.steps;
+      log.take_back();
     else if (!has_run || update.is_cut)
       is_consistent = false;
   }
@@ -191,23 +83,23 @@ bool settle(const std::shared_ptr<UpdateLog>& log_of, const Lost& lost,
 }  // namespace
 
 ShardReset reset(nn::Module& tree, std::string_view cause) {
-  const auto [units, contexts] = below(tree);
-  const World& world = units[0]->shards().options.mesh.world();
+  const auto [units, roots] = below(tree);
+  const World& world = units[0]->shards().options().mesh.world();
   std::array<double, kAgreed> agreed{};
-  for (const auto& context : contexts)
-    if (!context->is_valid()) agreed[half_done] = 1;  // what became of its updates is forgotten
+  for (const auto& root : roots)
+    if (!root->is_valid()) agreed[half_done] = 1;  // what became of its updates is forgotten
   world.halt(cause);
 
   std::vector<FlatGroup*> groups;
   for (const shard::Unit* const unit : units)
-    if (unit->shards().group) groups.push_back(unit->shards().group.get());
+    if (unit->shards().group()) groups.push_back(unit->shards().group().get());
   const std::size_t of_units = groups.size();
   for (const Parameter& p : tree.parameters())  // those that are ignored
     if (FlatGroup* const group = state_of(p)->group.get(); group && !p.unit())
       if (std::find(groups.begin(), groups.end(), group) == groups.end()) groups.push_back(group);
   std::vector<std::shared_ptr<UpdateLog>> logs;
   for (const FlatGroup* const group : groups)
-    for (const auto& log : group->updates)
+    for (const auto& [entry, log] : group->updates)
       if (std::find(logs.begin(), logs.end(), log) == logs.end()) logs.push_back(log);
   for (const auto& log : logs) {
     if (!settle(log, world.device().context().lost(), groups)) agreed[half_done] = 1;
@@ -222,22 +114,23 @@ ShardReset reset(nn::Module& tree, std::string_view cause) {
   agreed[minus_steps] = -agreed[steps];
   agreed[draws] = static_cast<double>(autograd::random_state().draws);
   agreed[forwards] = static_cast<double>(autograd::forwards());
-  for (const auto& context : contexts) context->reset();
+  for (const auto& root : roots) root->reset();
   for (std::size_t i = of_units; i < groups.size(); ++i) groups[i]->drop_gradient();
-  for (const shard::Unit* const unit : units)
-    if (!unit->context() || !unit->context()->is_as_made()) agreed[no_context] = 1;
+  for (const shard::Unit* const unit : units) {
+    const FlatGroup* const group = unit->shards().group().get();
+    if (!unit->root() || !unit->root()->is_as_made() || (group && !group->is_laid_out))
+      agreed[no_root] = 1;
+  }
 
   ShardReset done;
   done.cause = world.resume(agreed);
   done.parameters_are_consistent = agreed[half_done] == 0 && agreed[steps] == -agreed[minus_steps];
-  for (const auto& context : contexts) {
-    if (agreed[no_context] == 1) context->dissolve();  // made anew by all
-    context->resume();
+  for (const auto& root : roots) {
+    if (agreed[no_root] == 1) root->dissolve();  // made anew by all
+    root->resume();
   }
-  for (FlatGroup* const group : groups) {
-    group->is_consistent = done.parameters_are_consistent;
-    group->edits = group->version;  // steps are counted anew, from 0 on every rank
-  }
+  for (FlatGroup* const group : groups) group->is_consistent = done.parameters_are_consistent;
+  for (const auto& log : logs) log->skipped = log->told = 0;  // counted anew, on every rank
   autograd::random_state().draws = static_cast<std::uint64_t>(agreed[draws]);
   autograd::forwards() = static_cast<std::uint64_t>(agreed[forwards]);
   return done;

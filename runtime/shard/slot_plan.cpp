@@ -4,7 +4,7 @@
 #include <numeric>
 #include <utility>
 
-#include "tessera/memory/placement.hpp"
+#include "tessera/memory/offset_plan.hpp"
 
 namespace tessera::shard {
 
@@ -182,7 +182,7 @@ class AssumedStep {
     for (const std::size_t inner : inside_[call]) forward(inner);
     if (calls_[call].is_last && !needs(unit).keeps_open) close(unit, needs(unit).may_stay);
   }
-  // As Context::enter and leave, and GradientBuffer.
+  // As BackwardOrder::enter and leave, and GradientBuffer.
   void backward(std::size_t call) {
     const int unit = calls_[call].unit;
     const std::vector<std::size_t>& inside = inside_[call];

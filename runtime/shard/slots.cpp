@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "tessera/base/checked.hpp"
 #include "tessera/base/philox.hpp"
+#include "tessera/detail/base/checked.hpp"
 #include "tessera/device/device_context.hpp"
 
 namespace tessera::shard {
@@ -63,13 +63,13 @@ void Slots::begin_step(bool trains) {
   }
   join_at_turn(uses_);
   const std::uint64_t ended = fingerprint(uses_);
-  if (next_.size() >= kMostSteps * kHistory || kept_.size() == kMostSteps)
+  if (next_.size() >= 2 * kMostSteps * kHistory || kept_.size() == kMostSteps)
     next_.clear(), kept_.clear();
   const bool makes_plan = !is_planned_ || !(is_new_ || uses_.empty() || kept_.contains(ended));
   if (!uses_.empty()) {
     // What is assumed of the first steps may have served this one, too.
     const std::uint64_t plan = makes_plan || kept_.contains(ended) ? ended : followed_;
-    for (const std::uint64_t before : contexts(uses_, trains_)) next_[{before, trains_}] = plan;
+    for (const std::uint64_t before : histories(uses_, trains_)) next_[{before, trains_}] = plan;
     last_[trains_].insert(last_[trains_].begin(), ended);
     last_[trains_].resize(std::min(last_[trains_].size(), kHistory));
   }
@@ -92,7 +92,7 @@ void Slots::begin_step(bool trains) {
     if (is_known) follow(next->second);
     return is_known;
   };
-  const std::vector<std::uint64_t> known = contexts(carried, trains);
+  const std::vector<std::uint64_t> known = histories(carried, trains);
   if (std::ranges::none_of(known, [&](std::uint64_t before) { return follows(before, trains); }))
     follows(known.back(), !trains);  // an evaluation gathers what a forward does
 
@@ -105,12 +105,19 @@ void Slots::begin_step(bool trains) {
   resize_if_due();
 }
 
-std::vector<std::uint64_t> Slots::contexts(std::span<const SlotUse> uses, bool trains) const {
-  std::uint64_t hash = fnv1a("open");
-  for (const SlotUse& use : uses)
-    if (use.is_carried) hash = fnv1a(2 * use.unit + static_cast<int>(use.kind), hash);
-  std::vector<std::uint64_t> all{hash};
-  for (const std::uint64_t step : last_[trains]) all.push_back(hash = fnv1a(step, hash));
+std::vector<std::uint64_t> Slots::histories(std::span<const SlotUse> uses, bool trains) const {
+  std::uint64_t open = fnv1a("open"), places = fnv1a("places");
+  bool is_open = false;
+  for (const SlotUse& use : uses) {
+    if (!use.is_carried) continue;
+    is_open = true;
+    open = fnv1a(2 * use.unit + static_cast<int>(use.kind), open);
+    places = fnv1a(use.offset, places);
+  }
+  std::vector<std::uint64_t> all{open};
+  for (const std::uint64_t step : last_[trains]) all.push_back(fnv1a(step, all.back()));
+  for (std::size_t i = 0, count = all.size(); is_open && i < count; ++i)
+    all.push_back(fnv1a(places, all[i]));
   std::reverse(all.begin(), all.end());
   return all;
 }
@@ -208,9 +215,66 @@ void Slots::resize(std::int64_t bytes) {
 
 void Slots::add_block(std::int64_t bytes) {
   std::shared_ptr<SymmetricMemory> memory =
-      group_.allocate_symmetric(round_up(bytes, kAlignmentBytes));
+      group_.allocate_symmetric(round_up(bytes, kAlignmentBytes), "the slots of a model");
   auto arena = std::make_unique<Arena>(group_.device().context(), memory->data(), memory->bytes());
   blocks_.push_back({std::move(memory), std::move(arena)});
+}
+
+void Slots::set_reductions_in_flight(int unit, int reductions) {
+  was_set_ = true;
+  if (to_be_agreed_ < 0) to_be_agreed_ = unit;
+  int& known = units_[static_cast<std::size_t>(unit)].reductions_in_flight;
+  if (std::exchange(known, reductions) != reductions) are_plans_old_ = true;
+}
+
+void Slots::plan_anew() {
+  are_plans_old_ = false;
+  for (auto& [step, kept] : kept_) kept.plan = plan_slots(kept.uses, units_);
+  const std::uint64_t step = std::exchange(followed_, 0);
+  if (kept_.contains(step)) follow(step);
+  least_bytes_ = 0;
+  wants_resize_ = true;
+}
+
+std::int64_t Slots::most_alive() const noexcept {
+  std::int64_t most = 0;
+  for (const auto& [step, kept] : kept_) most = std::max(most, kept.plan.most_alive);
+  return most;
+}
+
+void Slots::adopt(const Slots& planned) {
+  kept_ = planned.kept_;
+  next_ = planned.next_;
+  is_new_ = planned.is_new_;
+  is_assumption_met_ = planned.is_assumption_met_;
+  least_bytes_ = planned.least_bytes_;
+  wants_resize_ = true;
+  resize_if_due();
+}
+
+std::uint64_t Slots::fingerprint_of_plans() const {
+  std::string all;
+  for (const auto& [step, kept] : kept_) {
+    all += concat(step, ' ', kept.plan.bytes, ':');
+    for (const std::int64_t offset : kept.plan.offsets) all += concat(offset, ' ');
+  }
+  for (const auto& [after, step] : next_)
+    all += concat(after.first, after.second ? '>' : '|', step, ' ');
+  return fnv1a(all);
+}
+
+void Slots::restart() {
+  TESSERA_EXPECT(live_.empty(), "Slots::restart: ", live_.size(), " slots are taken");
+  for (const Block& block : blocks_) block.arena->restart();
+  steps_ = 0;
+  uses_.clear();
+  now_ = 0;
+  is_planned_ = true;
+  is_new_ = is_new_ && blocks_.size() <= 1;
+  is_assumption_met_ = false;  // one rank may have begun a step more
+  next_.clear();
+  for (auto& steps : last_) steps = {0};
+  for (PlannedUses& planned : planned_uses_) planned.next = 0;
 }
 
 }  // namespace tessera::shard

@@ -97,8 +97,9 @@ class Slots {
   void follow(std::uint64_t step);
   void plan_anew();
   // Keys of next_ for the step with these uses, at least those from before it: what is open as it
-  // begins, behind the last steps of its kind; first for all that are known, then for fewer.
-  std::vector<std::uint64_t> contexts(std::span<const SlotUse> uses, bool trains) const;
+  // begins, behind the last steps of its kind; first for all that are known, then for fewer. Where
+  // something is open, these with the places where it lies, and then without.
+  std::vector<std::uint64_t> histories(std::span<const SlotUse> uses, bool trains) const;
   void resize_if_due();
   void resize(std::int64_t bytes);
   void add_block(std::int64_t bytes);

@@ -23,33 +23,6 @@ std::shared_ptr<StreamedParameter> slices_of(const ParameterState& parameter) {
   return std::static_pointer_cast<StreamedParameter>(parameter.slices);
 }
 
-std::int64_t UnitShards::slice_bytes() const {
-  std::int64_t largest = 0;
-  for (const PieceLayout& piece : layout.pieces)
-    largest = std::max(largest, piece.bytes - piece.packed.bytes);
-  return largest / static_cast<std::int64_t>(size_bytes(reduce_dtype())) *
-         static_cast<std::int64_t>(size_bytes(param_dtype()));
-}
-
-void Context::cut_streamed(std::int64_t bytes) {
-  if (bytes == 0)
-    for (const auto& unit : units_) bytes = std::max(bytes, unit.lock()->shards().slice_bytes());
-  const std::size_t count = units_.size();
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::shared_ptr<Unit> around = units_[i].lock();
-    for (const auto& p : around->shards().streamed) {
-      const auto slices = std::make_shared<StreamedParameter>(*around, p, bytes);
-      p->slices = slices;
-      for (int slice = 0; slice < slices->count(); ++slice) {
-        const std::shared_ptr<Unit>& unit = slices->unit(slice);
-        unit->join_root(shared_from_this(), concat(p->name, '[', slice, ']'),
-                        static_cast<int>(units_.size()));
-        units_.push_back(unit);
-      }
-    }
-  }
-}
-
 StreamedParameter::StreamedParameter(const Unit& unit,
                                      const std::shared_ptr<ParameterState>& parameter,
                                      std::int64_t bytes) {
@@ -84,31 +57,6 @@ StreamedParameter::StreamedParameter(const Unit& unit,
     state->transform = parameter->transform;
     slices_.push_back({rows, state, std::make_shared<Unit>(unit, state, is_read)});
   }
-}
-
-// --- a slice as a unit ---
-
-UnitShards::UnitShards(const UnitShards& unit, std::shared_ptr<ParameterState> slice)
-    : options(unit.options),
-      is_slice(true),
-      reduces(unit.reduces || !options.slices_wait),
-      all_reduces(unit.all_reduces || !options.slices_wait),
-      divide_factor(unit.divide_factor),
-      hook(unit.hook),
-      hook_stream(unit.hook_stream),
-      parameters{std::move(slice)},
-      device(unit.device),
-      groups{parameters[0]->group},
-      group(groups[0]) {
-  parameters[0]->unit = &name;
-  lay_out();
-}
-
-Unit::Unit(const Unit& unit, std::shared_ptr<ParameterState> slice, bool is_read)
-    : shards_(unit.shards_, std::move(slice)), control_(shards_, is_read), local_(unit.local_) {
-  control_.set_reshard_after_backward(unit.control_.reshards_after_backward());
-  parameters_.materialize();
-  make_buffer();
 }
 
 // --- its calls ---

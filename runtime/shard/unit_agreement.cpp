@@ -1,9 +1,9 @@
-// Whether all ranks have made the same units: looked at before anything else of them is collective.
-// And how far a rank has come that submits a collective, by which they tell who calls another one.
+#include "runtime/shard/unit_agreement.hpp"
+
 #include <algorithm>
 #include <utility>
 
-#include "runtime/comm/ends_of.hpp"
+#include "runtime/comm/least_and_most.hpp"
 #include "runtime/shard/unit.hpp"
 #include "tessera/base/philox.hpp"
 #include "tessera/device/device_context.hpp"
@@ -21,33 +21,35 @@ constexpr const char* kSameModel = "; the step makes the same model, with the sa
 
 Facts facts_of(const Unit& unit) {
   const UnitShards& shards = unit.shards();
-  const ShardOptions& o = shards.options;
+  const ShardOptions& o = shards.options();
   const auto or_unset = [](const std::optional<DType>& d) { return d ? concat(*d) : "unset"; };
   std::string parameters;
-  for (const auto& part : {shards.parameters, shards.streamed})
+  for (const auto& part : {shards.parameters(), shards.streamed()})
     for (const auto& p : part)
       parameters +=
           concat(parameters.empty() ? "" : ", ", p->name, ' ', p->shape,
                  p->trainable ? "" : " frozen", p->dtype == f32 ? "" : concat(" as ", p->dtype),
+                 p->override_dtype ? concat(" gathered as ", *p->override_dtype) : "",
                  p->transform ? concat(" by ", p->transform->name()) : "",
                  p->block_rows > 0 ? concat(" in blocks of ", p->block_rows, " rows") : "",
                  p->spec.dim > 0 ? concat(" along dimension ", p->spec.dim) : "");
-  return {{"the name", unit.name()},
-          {"precision.param", or_unset(o.precision.param)},
-          {"precision.reduce", or_unset(o.precision.reduce)},
-          {"precision.output", or_unset(o.precision.output)},
-          {"precision.cast_forward_inputs", o.precision.cast_forward_inputs ? "true" : "false"},
-          {"prefetch_depth", concat(o.prefetch_depth)},
-          {"forwards_ahead", concat(o.forwards_ahead)},
-          {"slice_bytes", concat(o.slice_bytes)},
-          {"slices_wait", o.slices_wait ? "true" : "false"},
-          {"piece_bytes", concat(o.piece_bytes)},
-          {"packed_bytes", concat(o.packed_bytes)},
-          {"offload", o.offload == Offload::cpu ? "cpu" : "none"},
-          {"parameters", parameters},  // behind what says how they are cut and ordered
-          {"reshard_after_forward", o.reshard_after_forward.to_string()},
-          {"reductions_in_flight", concat(o.reductions_in_flight)},
-          {"what was decided", shards.decisions.empty() ? "nothing" : shards.decisions.substr(1)}};
+  return {
+      {"the name", unit.name()},
+      {"precision.param", or_unset(o.precision.param)},
+      {"precision.reduce", or_unset(o.precision.reduce)},
+      {"precision.output", or_unset(o.precision.output)},
+      {"precision.cast_forward_inputs", o.precision.cast_forward_inputs ? "true" : "false"},
+      {"prefetch_depth", concat(o.prefetch_depth)},
+      {"forwards_ahead", concat(o.forwards_ahead)},
+      {"slice_bytes", concat(o.slice_bytes)},
+      {"slices_wait", o.slices_wait ? "true" : "false"},
+      {"piece_bytes", concat(o.piece_bytes)},
+      {"packed_bytes", concat(o.packed_bytes)},
+      {"offload", o.offload == Offload::cpu ? "cpu" : "none"},
+      {"parameters", parameters},  // behind what says how they are cut and ordered
+      {"reshard_after_forward", o.reshard_after_forward.to_string()},
+      {"reductions_in_flight", concat(o.reductions_in_flight)},
+      {"what was decided", shards.decisions().empty() ? "nothing" : shards.decisions().substr(1)}};
 }
 
 std::string text_of(const Facts& facts) {
@@ -63,11 +65,11 @@ class Agreement {
   Agreement(const DeviceMesh& mesh, const char* name) : mesh_(mesh), name_(name) {}
 
   // The least and the most of all ranks' values.
-  std::pair<double, double> ends_of(double value) const {
-    return comm::ends_of({&mesh_.shard_group(), mesh_.replicate_group()}, value, name_);
+  std::pair<double, double> least_and_most(double value) const {
+    return comm::least_and_most({&mesh_.shard_group(), mesh_.replicate_group()}, value, name_);
   }
   bool is_alike(std::string_view text) const {
-    const auto [least, most] = ends_of(comm::number_of(text));
+    const auto [least, most] = least_and_most(comm::number_of(text));
     return least == most;
   }
 
@@ -93,61 +95,32 @@ std::pair<std::string, int> among_alike(const Unit& root) {
   if (own == made.end()) return {};
   const auto is_alike = [&](const Made& each) {
     const auto unit = each.unit.lock();
-    return unit && !unit->control().is_inner() && each.shapes == own->shapes &&
-           &unit->shards().options.mesh.shard_group() == &root.shards().options.mesh.shard_group();
+    return unit && !unit->is_inner() && each.shapes == own->shapes &&
+           &unit->shards().options().mesh.shard_group() ==
+               &root.shards().options().mesh.shard_group();
   };
   return {own->shapes, static_cast<int>(std::count_if(made.begin(), own, is_alike))};
 }
 
 }  // namespace
 
-// By these take_number tells whether peers call the same of several models.
-void note_made(const std::shared_ptr<Unit>& unit, const std::vector<nn::Module*>& modules) {
-  std::erase_if(made, [](const Made& each) { return each.unit.expired(); });
-  Made& each = made.emplace_back(Made{unit, {}});
-  for (const nn::Module* const module : modules)
-    for (const Parameter& p : module->parameters()) each.shapes += concat(p.shape());
-}
-
-// One more than any root has that lives on this device, of those that this host thread has made.
-void Context::take_number() {
-  const auto [shapes, place] = among_alike(*unit(0));
-  const Agreement agreement(mesh(), kFirstCall);
-  TESSERA_EXPECT(!agreement.is_alike(shapes) || agreement.is_alike(concat(place)),
-                 "fully_shard: unit '", unit(0)->name(), "' is the root of model ", place + 1,
-                 " of those alike that this rank has made, and another rank calls another one; "
-                 "every rank makes models, and calls them first, in the same order");
-  static thread_local std::vector<std::weak_ptr<Context>> roots;
-  std::erase_if(roots, [](const auto& weak) { return weak.expired(); });
-  for (const auto& weak : roots)
-    if (const auto root = weak.lock(); root && &root->device().context() == &device().context())
-      number_ = std::max(number_, root->number_ + 1);
-  number_ = static_cast<int>(agreement.ends_of(number_).second);
-  roots.push_back(weak_from_this());
-}
-
 // One small collective where all is well; else as many as it takes to say what differs.
-void Context::expect_alike() const {
+void expect_alike(std::span<const std::weak_ptr<Unit>> made, const std::string& changed) {
+  const DeviceMesh& mesh = made[0].lock()->shards().options().mesh;
   std::vector<Facts> units;
-  std::string all, changed;  // the first unit that this rank has changed since they were laid out
-  for (const auto& weak : units_) {
-    const auto unit = weak.lock();
-    units.push_back(facts_of(*unit));
+  std::string all;
+  for (const auto& unit : made) {
+    units.push_back(facts_of(*unit.lock()));
     all += text_of(units.back());
-    const FlatGroup* const group = unit->shards().group.get();
-    const bool was_set = slots_ && slots_->to_be_agreed() == unit->shards().number;
-    if (changed.empty() && !calls_.empty() && (was_set || (group && !group->is_laid_out)))
-      changed = unit->name();
   }
-  const char* const name =
-      changed.empty()
-          ? kFirstCall
-          : device().context().intern(concat("compare units: '", changed, "' has changed"));
-  const Agreement agreement(mesh(), name);
+  const char* const name = changed.empty() ? kFirstCall
+                                           : mesh.world().device().context().intern(concat(
+                                                 "compare units: '", changed, "' has changed"));
+  const Agreement agreement(mesh, name);
   if (agreement.is_alike(all)) return;
   const char* const remedy =
       "; every rank makes the same units, in the same order, with the same options";
-  const auto [least, most] = agreement.ends_of(static_cast<double>(units.size()));
+  const auto [least, most] = agreement.least_and_most(static_cast<double>(units.size()));
   for (std::size_t i = 0; i < static_cast<std::size_t>(least); ++i)
     TESSERA_EXPECT(agreement.is_alike(units[i][0].second), "fully_shard: unit ", i + 1, " of ",
                    units.size(), " is here '", units[i][0].second, "', on another rank another",
@@ -166,67 +139,49 @@ void Context::expect_alike() const {
   }
 }
 
-Progress UnitShards::at_gather() const {
-  std::uint64_t steps = 0;
-  for (const auto& of : groups) steps += of->steps();
-  return {.backward_of = static_cast<std::uint32_t>(autograd::forward_of_step()),
-          .steps = static_cast<std::uint32_t>(steps)};
+int agree_on_number(const Unit& root, int number) {
+  const auto [shapes, place] = among_alike(root);
+  const Agreement agreement(root.shards().options().mesh, kFirstCall);
+  TESSERA_EXPECT(!agreement.is_alike(shapes) || agreement.is_alike(concat(place)),
+                 "fully_shard: unit '", root.name(), "' is the root of model ", place + 1,
+                 " of those alike that this rank has made, and another rank calls another one; "
+                 "every rank makes models, and calls them first, in the same order");
+  return static_cast<int>(agreement.least_and_most(number).second);
 }
 
-Progress UnitShards::at_reduction() const {
-  Progress progress = at_gather();
-  progress.divided_by = divide_factor;
-  progress.steps += static_cast<std::uint32_t>(slots->steps());
-  return progress;
+void note_made(const std::shared_ptr<Unit>& unit, const std::vector<nn::Module*>& modules) {
+  std::erase_if(made, [](const Made& each) { return each.unit.expired(); });
+  Made& each = made.emplace_back(Made{unit, {}});
+  for (const nn::Module* const module : modules)
+    for (const Parameter& p : module->parameters()) each.shapes += concat(p.shape());
 }
 
-void Slots::adopt(const Slots& planned) {
-  kept_ = planned.kept_;
-  next_ = planned.next_;
-  is_new_ = planned.is_new_;
-  is_assumption_met_ = planned.is_assumption_met_;
-  least_bytes_ = planned.least_bytes_;
-  wants_resize_ = true;
-  resize_if_due();
-}
-
-std::uint64_t Slots::fingerprint_of_plans() const {
-  std::string all;
-  for (const auto& [step, kept] : kept_) {
-    all += concat(step, ' ', kept.plan.bytes, ':');
-    for (const std::int64_t offset : kept.plan.offsets) all += concat(offset, ' ');
-  }
-  for (const auto& [after, step] : next_)
-    all += concat(after.first, after.second ? '>' : '|', step, ' ');
-  return fnv1a(all);
-}
-
-void Context::follow_plan(Context& planned) {
-  TESSERA_EXPECT(planned.has_run_,
-                 "shard_plan: the step has not called the model that it returned");
+void expect_as_planned(std::span<const std::weak_ptr<Unit>> units,
+                       std::span<const std::weak_ptr<Unit>> planned) {
+  const auto mesh_of = [](std::span<const std::weak_ptr<Unit>> of) -> const DeviceMesh& {
+    return of[0].lock()->shards().options().mesh;
+  };
   const auto ranks_of = [](const DeviceMesh& mesh) {
     return concat(mesh.shard_size(), mesh.shard_size() == 1 ? " rank" : " ranks", ", in ",
                   mesh.replicas(), mesh.replicas() == 1 ? " replica" : " replicas");
   };
-  TESSERA_EXPECT(ranks_of(mesh()) == ranks_of(planned.mesh()), "shard_plan: the model is on ",
-                 ranks_of(mesh()), ", the one of the planned step on ", ranks_of(planned.mesh()),
-                 kSameModel);
-  TESSERA_EXPECT(units_.size() == planned.units_.size(), "shard_plan: the model has ",
-                 units_.size(), " units, the one of the planned step ", planned.units_.size(),
-                 kSameModel);
-  for (std::size_t i = 0; i < units_.size(); ++i) {
-    const Facts here = facts_of(*units_[i].lock()), there = facts_of(*planned.units_[i].lock());
+  TESSERA_EXPECT(ranks_of(mesh_of(units)) == ranks_of(mesh_of(planned)),
+                 "shard_plan: the model is on ", ranks_of(mesh_of(units)),
+                 ", the one of the planned step on ", ranks_of(mesh_of(planned)), kSameModel);
+  TESSERA_EXPECT(units.size() == planned.size(), "shard_plan: the model has ", units.size(),
+                 " units, the one of the planned step ", planned.size(), kSameModel);
+  for (std::size_t i = 0; i < units.size(); ++i) {
+    const Facts here = facts_of(*units[i].lock()), there = facts_of(*planned[i].lock());
     for (std::size_t fact = 0; fact + kDecided < here.size(); ++fact)
       TESSERA_EXPECT(here[fact].second == there[fact].second, "shard_plan: ", here[fact].first,
                      " of unit '", here[0].second, "': ", here[fact].second,
                      "; in the planned step: ", there[fact].second, kSameModel);
   }
-  planned.slots_->begin_step(true);  // so its last step is over
-  TESSERA_EXPECT(
-      Agreement(mesh(), "compare plans").is_alike(concat(planned.slots_->fingerprint_of_plans())),
-      "shard_plan: ranks have planned other steps; every rank plans the same calls");
-  slots_->adopt(*planned.slots_);
-  has_run_ = true;
+}
+
+void expect_same_plans(const DeviceMesh& mesh, std::uint64_t fingerprint) {
+  TESSERA_EXPECT(Agreement(mesh, "compare plans").is_alike(concat(fingerprint)),
+                 "shard_plan: ranks have planned other steps; every rank plans the same calls");
 }
 
 }  // namespace tessera::shard

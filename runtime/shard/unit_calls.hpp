@@ -1,5 +1,5 @@
 // Where a unit is: in calls of its own, in a round of them, in backward's part of them. It counts;
-// what follows from that the unit and its context do.
+// what follows from that the unit and BackwardOrder do.
 //
 //   forward   begin ── begin ── end ── end         a module may call itself: the outermost call
 //             (gather)                 (close)     gathers and closes
@@ -11,6 +11,7 @@
 // module each call is a round.
 #pragma once
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -36,11 +37,12 @@ class UnitCalls {
     guard_.reset();
     return true;
   }
-  // What the outermost call makes until it ends is the region that backward meets again.
-  void record_call(const std::shared_ptr<Unit>& unit, BackwardNeeds needs) {
+  // What the outermost call makes until it ends is the region that backward meets again. `begins`:
+  // the number at which it begins, see autograd::RegionGuard.
+  void record_call(const std::shared_ptr<Unit>& unit, BackwardNeeds needs, std::uint64_t begins) {
     needs.ends_round = !round_.is_recorded;
     region_ = std::make_shared<UnitRegion>(unit, needs);
-    guard_.emplace(region_, unit);
+    guard_.emplace(region_, unit, begins);
     round_ = {.is_recorded = true, .is_read = round_.is_read || needs.parameters};
   }
 
@@ -53,6 +55,11 @@ class UnitCalls {
 
   // --- rounds ---
   bool is_list() const noexcept { return !modules_.empty(); }
+  // Whether it is the unit of these.
+  bool is_of(const std::vector<nn::Module*>& modules) const {
+    return modules.size() == std::max<std::size_t>(modules_.size(), 1) &&
+           (!is_list() || std::is_permutation(modules.begin(), modules.end(), modules_.begin()));
+  }
   bool is_in_round() const noexcept { return !left_.empty(); }
   void begin_round() { left_ = modules_; }
   void note_run(const nn::Module& module) { std::erase(left_, &module); }

@@ -9,7 +9,6 @@
 
 namespace tessera::shard {
 
-class Context;
 class Unit;
 
 // What backward needs of a unit for one of its calls.

@@ -13,33 +13,60 @@
 #include "runtime/param/parameter_state.hpp"
 #include "runtime/shard/slots.hpp"
 #include "tessera/comm/communicator.hpp"
+#include "tessera/detail/shard/layout.hpp"
 #include "tessera/shard/fully_shard.hpp"
-#include "tessera/shard/layout.hpp"
 #include "tessera/shard/runtime_control.hpp"
 
 namespace tessera::shard {
 
 class HostLink;
-class Replicas;
 
-struct UnitShards {
+// What a program decides about a unit's reductions; see shard/runtime_control.hpp.
+struct ReductionPolicy {
+  bool reduces = true, all_reduces = true;  // set_requires_gradient_sync, ..
+  double divide_factor = 1;                 // of gradients, before they are summed
+  AllReduceHook hook{};                     // behind the sums, empty for none,
+  std::optional<StreamId> hook_stream{};    // where they run unless it says so
+};
+
+// The unit changes it; everybody else has it as const.
+class UnitShards {
+ public:
   UnitShards(std::vector<std::shared_ptr<ParameterState>> claimed, const ShardOptions& options);
   // Those of one slice of a parameter that `unit` streams: the same groups, of which it is a part.
   UnitShards(const UnitShards& unit, std::shared_ptr<ParameterState> slice);
   UnitShards(const UnitShards&) = delete;  // parameters point to its name
   UnitShards& operator=(const UnitShards&) = delete;
 
-  // Makes the flat group: the shards.
+  // --- its parameters ---
+  // Makes the flat groups: the shards.
   void materialize(const Device& on);
-  bool is_materialized() const noexcept { return group != nullptr; }
+  bool is_materialized() const noexcept { return group_ != nullptr; }
   // Follows the parameters that have been frozen or thawed.
   void lay_out();
-  bool is_empty() const noexcept { return parameters.empty() && streamed.empty(); }
-  bool is_root() const noexcept { return number == 0; }
+  // They go to another unit.
+  void let_go() noexcept {
+    parameters_.clear();
+    streamed_.clear();
+  }
+  using Parameters = std::vector<std::shared_ptr<ParameterState>>;
+  const Parameters& parameters() const noexcept { return parameters_; }  // without those that are
+  const Parameters& streamed() const noexcept { return streamed_; }  // which come last in groups
+  bool is_empty() const noexcept { return parameters_.empty() && streamed_.empty(); }
+  bool is_slice() const noexcept { return is_slice_; }      // of a streamed parameter
+  bool is_encoded() const noexcept { return is_encoded_; }  // one has a gather transform
+  const Device& device() const noexcept { return device_; }
+  // One of each dtype that values are stored in; what is trained is f32, and lies in the first.
+  const std::vector<std::shared_ptr<FlatGroup>>& groups() const noexcept { return groups_; }
+  const std::shared_ptr<FlatGroup>& group() const noexcept { return group_; }
+  // Parameters of the group's trainable entries, from the first that is this unit's.
+  const std::vector<std::size_t>& parameter_of() const noexcept { return parameter_of_; }
+  int first_trainable() const noexcept { return first_trainable_; }
+  const UnitLayout& layout() const noexcept { return layout_; }
   // Of parameter i: its entry, and how far into it this rank's chunk begins.
-  const FlatEntry& entry_of(std::size_t i) const { return parameters[i]->flat_entry(); }
+  const FlatEntry& entry_of(std::size_t i) const { return parameters_[i]->flat_entry(); }
   std::int64_t first_of(std::size_t i) const {
-    return parameters[i]->first_row * parameters[i]->spec.row_numel();
+    return parameters_[i]->first_row * parameters_[i]->spec.row_numel();
   }
   // Where it lies in the group's values, and in its gradient.
   std::int64_t offset_of(std::size_t i) const { return entry_of(i).offset + first_of(i); }
@@ -53,85 +80,124 @@ struct UnitShards {
     std::int64_t numel() const { return end - begin; }
   };
   ValueRange values(const FlatGroup& of) const;
-  // Names the unit, and with it group and collectives.
-  void set_name(std::string to);
+  // Throws: ContractError where a parameter was thawed since the root's last call, which makes room
+  // for its gradient.
+  void expect_gradients() const;
+  // How many elements a slice of a table may have where its gradient is to be no larger than a
+  // piece.
+  std::int64_t slice_numel() const;
 
-  DType param_dtype() const noexcept { return options.precision.param.value_or(f32); }
-  // What values of `stored` are gathered as, and computed in: what is frozen in another dtype than
-  // f32 stays as it is.
-  DType gathered_as(DType stored) const noexcept { return stored == f32 ? param_dtype() : stored; }
+  // --- its options, and what follows from them ---
+  const ShardOptions& options() const noexcept { return options_; }
+  void set_reshard_after_forward(Reshard when) { options_.reshard_after_forward = when; }
+  void set_reductions_in_flight(int reductions) { options_.reductions_in_flight = reductions; }
+  const ReductionPolicy& reductions() const noexcept { return reductions_; }
+  ReductionPolicy& reductions() noexcept { return reductions_; }
+  int size() const noexcept { return size_; }  // ranks that shard
+  // Whose gradients are averaged.
+  int ranks() const noexcept { return size_ * options_.mesh.replicas(); }
+  DType param_dtype() const noexcept { return options_.precision.param.value_or(f32); }
+  // What a parameter is gathered as, and computed in: what is frozen in another dtype than f32
+  // stays as it is.
+  DType gathered_as(const ParameterState& p) const noexcept {
+    return p.dtype == f32 ? p.override_dtype.value_or(param_dtype()) : p.dtype;
+  }
   // Of the gradient buffer. One rank has no wire: what it offloads comes as it was made.
   DType reduce_dtype() const noexcept {
     if (is_offloaded() && ranks() == 1) return f32;
-    return options.precision.reduce.value_or(f32);
+    return options_.precision.reduce.value_or(f32);
   }
-  // Of the ranks whose gradients are averaged.
-  int ranks() const noexcept { return size * options.mesh.replicas(); }
   // Whether shards, gradients and moments lie on the host.
-  bool is_offloaded() const noexcept { return options.offload == Offload::cpu; }
-  // Whether the full tensors need a slot: not where one rank computes in the shards' own dtype, and
-  // where they lie.
-  bool needs_slot() const noexcept {
-    return size > 1 || param_dtype() != f32 || is_offloaded() || is_encoded;
-  }
+  bool is_offloaded() const noexcept { return options_.offload == Offload::cpu; }
+  // Whether the full tensors need a slot: not where one rank computes in the shards' own dtypes,
+  // and where they lie.
+  bool needs_slot() const noexcept { return needs_slot_; }
+  std::int64_t gather_bytes() const noexcept { return needs_slot() ? layout_.gather_bytes : 0; }
   // Whether backward writes gradients to a buffer of the unit: not where it may write the shards'.
   bool has_buffer() const noexcept { return ranks() > 1 || is_offloaded(); }
   // Whether a parameter's gradient is a piece of its own, see ShardOptions::piece_bytes; whether
   // its chunks travel packed, with others of the kind.
   bool fills_piece(const ParameterState& p) const;
   bool is_small(const ParameterState& p) const;
-
+  bool has_replicas() const noexcept { return has_replicas_; }
   // Whether backward reduces within each replica only, by set_requires_all_reduce.
-  bool postpones_all_reduce() const noexcept { return replicas && !all_reduces; }
-  std::int64_t gather_bytes() const noexcept { return needs_slot() ? layout.gather_bytes : 0; }
-  // Throws: ContractError where a parameter was thawed since the root's last call, which makes room
-  // for its gradient.
-  void expect_gradients() const;
-  // What a slice of a table may have where the gradient of it is to be no larger than a piece.
-  std::int64_t slice_bytes() const;
+  bool postpones_all_reduce() const noexcept { return has_replicas() && !reductions_.all_reduces; }
 
-  // What all ranks have come to at a gather, and at a reduction.
-  Progress at_gather() const;
-  Progress at_reduction() const;
-  Slot take(SlotKind kind, std::int64_t bytes) const { return slots->take(number, kind, bytes); }
+  // --- its root, and what units have of it in common ---
+  // `root`: its number, see Root::take_number. `number`: of the units under it.
+  void join_root(int root, std::string name, int number);
+  int number() const noexcept { return number_; }
+  bool is_root() const noexcept { return number_ == 0; }
+  // `host`: null where nothing is offloaded.
+  void share(Slots* slots, HostLink* host) noexcept {
+    slots_ = slots;
+    host_ = host;
+  }
+  Slots* slots() const noexcept { return slots_; }
+  HostLink* host() const noexcept { return host_; }
+  Slot take(SlotKind kind, std::int64_t bytes) const { return slots_->take(number_, kind, bytes); }
   // A failure is logged under the unit's name: this also runs where an exception is on its way.
   void give_back(const Slot& slot, bool ends_forward = false) const noexcept;
   void log_kept_slot(const std::exception& error) const noexcept;
 
-  ShardOptions options;
-  const int size = options.mesh.shard_size();
-  std::string decisions;                    // of the program, see UnitControl
-  std::string name;                         // until the root's first call: of a parameter
-  int root = 1;                             // its number, see Context::take_number
-  int number = -1;                          // of the units under its root, which have
-  Slots* slots = nullptr;                   // in common
-  Replicas* replicas = nullptr;             // likewise; null without any,
-  HostLink* host = nullptr;                 // and where nothing is offloaded
-  bool is_slice = false;                    // of a streamed parameter
-  bool is_encoded = false;                  // a parameter has a gather transform
-  bool reduces = true, all_reduces = true;  // by set_requires_gradient_sync, ..
-  double divide_factor;                     // of gradients, before they are summed
-  AllReduceHook hook;                       // behind the sums, empty for none,
-  std::optional<StreamId> hook_stream;      // where they run unless it says so
-  const char *gather_name = "", *reduce_name = "", *all_reduce_name = "";  // of its collectives
-  std::vector<std::shared_ptr<ParameterState>> parameters;  // without those that are streamed
-  std::vector<std::shared_ptr<ParameterState>> streamed;    // which come last in their groups
-  UnitLayout layout;
-  Device device = Device::meta();
-  // One of each dtype that values are stored in; what is trained is f32, and lies in the first.
-  std::vector<std::shared_ptr<FlatGroup>> groups;
-  std::shared_ptr<FlatGroup> group;       // the first
-  std::vector<std::size_t> parameter_of;  // of the group's trainable entries, from the first
-  int first_trainable = 0;                // of these, that is this unit's
+  // --- names, which change where a root or a setter changes them ---
+  const std::string& name() const noexcept {
+    return name_;
+  }  // before the root's first call of a parameter
+  const char* gather_name() const noexcept { return gather_name_; }
+  const char* reduce_name() const noexcept { return reduce_name_; }
+  const char* all_reduce_name() const noexcept { return all_reduce_name_; }
+  // What the program has decided, as peers are told; see Unit::name_decisions.
+  const std::string& decisions() const noexcept { return decisions_; }
+  void set_decisions(std::string decisions);
+  // After a change of what they say: names collectives anew, and groups.
+  void name_collectives();
+  // What is reduced now was given outside of calls, and maybe on this rank alone.
+  bool is_given_outside() const noexcept { return is_given_outside_; }
+  void set_given_outside(bool is_given) noexcept { is_given_outside_ = is_given; }
+  // What all ranks have come to at a gather, and at a reduction.
+  Progress at_gather() const;
+  Progress at_reduction() const;
+
+ private:
+  ShardOptions options_;
+  const int size_ = options_.mesh.shard_size();
+  const bool has_replicas_ = options_.mesh.replicate_group() != nullptr;
+  ReductionPolicy reductions_;
+  Parameters parameters_, streamed_;
+  bool is_slice_ = false, is_encoded_ = false;
+  bool needs_slot_ = size_ > 1 || param_dtype() != f32 || is_offloaded();
+  UnitLayout layout_;
+  Device device_ = Device::meta();
+  std::vector<std::shared_ptr<FlatGroup>> groups_;
+  std::shared_ptr<FlatGroup> group_;  // the first
+  std::vector<std::size_t> parameter_of_;
+  int first_trainable_ = 0;
+
+  int root_ = 1, number_ = -1;
+  Slots* slots_ = nullptr;
+  HostLink* host_ = nullptr;
+
+  std::string name_, decisions_;
+  const char *gather_name_ = "", *reduce_name_ = "", *all_reduce_name_ = "";
+  bool is_given_outside_ = false;
 };
 
-// A table of the device with three numbers a row, for the kernels of flat.hpp.
-Tensor table_of(const std::vector<std::int64_t>& rows, const Device& device);
+// A table of the device with three numbers a row, for the kernels of flat_arrays.hpp.
+Tensor kernel_table(const std::vector<std::int64_t>& rows, const Device& device);
 
-// Throws: ContractError for what a unit cannot be made of; `of` says which.
-void check_options(const ShardOptions& options, const std::string& of);
-// By which dimension they shard a parameter. Throws: likewise, where it can't be.
-int dim_of(const Parameter& parameter, const ShardOptions& options, const std::string& of);
+// Of one flat group, what is packed of this rank's chunks: the parameters that lie in `own`, are
+// gathered in one dtype and have no gather transform.
+struct ShardCopy {
+  FlatGroup* group;
+  UnitShards::ValueRange own;  // of its values
+  DType dtype;                 // in the slot
+  Tensor table;                // of kernels::PackEntry, which counts from value `first`
+  std::int64_t numel;
+};
+// One for each dtype that has any.
+std::vector<ShardCopy> shard_copies(const UnitShards& shards, FlatGroup& group,
+                                    const UnitShards::ValueRange& own, std::int64_t first);
 
 // Queues the copies of a table, `numel` elements in all, from `values` into a slot, where they are
 // of `dtype`.

@@ -1,6 +1,6 @@
 // Device::cuda: of what a driver module holds the device layer knows all but the kernels, so that
 // the list they must be from is given to it here.
-#include "kernels/table.hpp"
+#include "kernels/kernel_table.hpp"
 #include "runtime/device/open_driver.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/device/device_context.hpp"
@@ -18,7 +18,7 @@ Device Device::cuda(const CudaOptions& options) {
   return Device(std::make_shared<DeviceContext>(
       DeviceKind::cuda, options.rank,
       ExecutorOptions{
-          .kind = options.executor,
+          .executor = options.executor,
           .rank = options.rank,
           .threads = options.threads,
           .cost = options.cost,

@@ -2,7 +2,7 @@
 
 #include <type_traits>
 
-#include "tessera/base/checked.hpp"
+#include "tessera/detail/base/checked.hpp"
 #include "tessera/device/device_context.hpp"
 
 namespace tessera {

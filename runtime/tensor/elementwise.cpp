@@ -111,7 +111,7 @@ namespace {
 // What no kernel computes would leave the result as it was allocated; see kernels::BinaryOp.
 void expect_known(Binary op, DType dtype) {
   detail::expect_computed(name(op), dtype);
-  const bool is_floating_only = op == Binary::pow || op >= Binary::gelu_backward;
+  const bool is_floating_only = op == Binary::pow || kernels::is_slope(op);
   const bool takes_boolean = gives_boolean(op) || op == Binary::min || op == Binary::max;
   TESSERA_EXPECT(dtype == boolean ? takes_boolean : is_floating(dtype) || !is_floating_only,
                  name(op), ": the operands are ", dtype, ", expected ",

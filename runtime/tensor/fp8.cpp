@@ -130,12 +130,13 @@ Fp8Forms quantize(const NormOf& norm, Scaling scaling, Fp8Form form) {
   const Quantizing out(of, e4m3, scaling, form);
   const auto& [plain, transposed] = out.forms;
   if (norm.x.numel() == 0 || device.is_meta()) return out.forms;
-  const Tensor x = operand(norm.x), weight = operand(norm.weight),
-               bias = norm.bias.defined() ? operand(norm.bias) : Tensor();
-  const kernels::QuantizeNormArgs args{
-      out.args(of, norm.most), x.data(),
-      weight.data(),           bias.defined() ? bias.data() : nullptr,
-      floats(norm.mean),       floats(norm.rstd)};
+  const auto operand_if_any = [](const Tensor& t) { return t.defined() ? operand(t) : t; };
+  const Tensor x = operand(norm.x), weight = operand_if_any(norm.weight),
+               bias = operand_if_any(norm.bias);
+  const auto data_of = [](const Tensor& t) { return t.defined() ? t.data() : nullptr; };
+  const kernels::QuantizeNormArgs args{out.args(of, norm.most), x.data(),
+                                       data_of(weight),         data_of(bias),
+                                       floats(norm.mean),       floats(norm.rstd)};
   launch_body("quantize_norm", device, kernels::Call{table(device).quantize_norm, args},
               {reads(x), reads(weight), reads(bias), reads(norm.mean), reads(norm.rstd),
                reads(norm.most), writes(plain.codes), writes(transposed.codes),

@@ -22,7 +22,7 @@ struct Fp8Forms {
 Fp8Forms quantize(const Tensor& x, DType to, kernels::Scaling scaling, Fp8Form form);
 
 // What a norm would have written, by the statistics of its rows, and `most` with Scaling::tensor
-// alone. x [..., cols] is what it normalises; bias and mean may be undefined.
+// alone. x [..., cols] is what it normalises; weight, bias and mean may be undefined.
 struct NormOf {
   Tensor x, weight, bias, mean, rstd, most;
 };

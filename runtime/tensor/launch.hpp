@@ -7,8 +7,8 @@
 #include <initializer_list>
 #include <memory>
 
-#include "kernels/table.hpp"
-#include "runtime/tensor/computed.hpp"
+#include "kernels/kernel_table.hpp"
+#include "runtime/tensor/expect_operand.hpp"
 #include "tessera/device/device_context.hpp"
 #include "tessera/tensor/tensor.hpp"
 

@@ -1,6 +1,6 @@
 // Reductions, softmax, and indexing: kernels over contiguous [outer, n, inner] views.
-#include "runtime/tensor/by_id.hpp"
 #include "runtime/tensor/launch.hpp"
+#include "runtime/tensor/rows_by_id.hpp"
 #include "tessera/tensor/ops.hpp"
 
 namespace tessera {

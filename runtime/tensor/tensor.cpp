@@ -4,29 +4,6 @@
 
 namespace tessera {
 
-std::shared_ptr<Storage> Storage::owned(const Device& device, std::int64_t bytes) {
-  return owned(device, bytes, device.compute_id());
-}
-std::shared_ptr<Storage> Storage::owned(const Device& device, std::int64_t bytes, StreamId stream) {
-  auto storage = std::make_shared<Storage>(Storage{.device = device, .bytes = bytes});
-  if (bytes == 0 || device.is_meta()) return storage;
-  storage->buffer = Memory::of(device).allocate(bytes, stream);
-  storage->data = storage->buffer.data();
-  storage->use = &storage->buffer.use();
-  return storage;
-}
-
-std::shared_ptr<Storage> Storage::window(const Device& device, std::int64_t bytes,
-                                         const std::string& unit) {
-  return std::make_shared<Storage>(Storage{.device = device, .bytes = bytes, .unit = &unit});
-}
-
-std::shared_ptr<Storage> Storage::borrowed(const Device& device, std::byte* data,
-                                           std::int64_t bytes, LastUse& use) {
-  return std::make_shared<Storage>(
-      Storage{.device = device, .data = data, .bytes = bytes, .use = &use});
-}
-
 Tensor Tensor::wrap(std::shared_ptr<Storage> storage, const Shape& shape, DType dtype,
                     std::int64_t offset_bytes) {
   Tensor out;
@@ -43,11 +20,12 @@ Tensor Tensor::empty(const Shape& shape, DType dtype, const Device& device, Call
 }
 
 bool Tensor::is_contiguous() const {
+  const std::int64_t *const sizes = shape().begin(), *const strides = this->strides().begin();
   std::int64_t step = 1;
   for (int d = ndim() - 1; d >= 0; --d) {
-    if (shape()[d] == 0) return true;
-    if (shape()[d] != 1 && strides()[d] != step) return false;
-    step *= shape()[d];
+    if (sizes[d] == 0) return true;
+    if (sizes[d] != 1 && strides[d] != step) return false;
+    step *= sizes[d];
   }
   return true;
 }
@@ -79,8 +57,9 @@ bool Tensor::is_exclusive() const {
 }
 
 Access Tensor::access(AccessMode mode) const {
+  const std::int64_t* stride = strides().begin();
   std::int64_t last = 0;
-  for (int d = 0; d < ndim(); ++d) last += (shape()[d] - 1) * strides()[d];
+  for (const std::int64_t size : shape()) last += (size - 1) * *stride++;
   return access(mode, 0, last + 1);
 }
 

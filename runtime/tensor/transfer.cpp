@@ -5,7 +5,7 @@
 //   out's compute   ─── frees out's past ┘      └ wait ── reads out
 #include "runtime/tensor/transfer.hpp"
 #include "runtime/device/queue.hpp"
-#include "runtime/tensor/computed.hpp"
+#include "runtime/tensor/expect_operand.hpp"
 #include "tessera/tensor/ops.hpp"
 
 namespace tessera {

@@ -168,6 +168,24 @@ TEST_CASE("dropout in attention has dropout's draws") {
                            Tensor::zeros({1, 2, 3, 2}, f64, draw.device)) == 0);
 }
 
+TEST_CASE("ranks that are told nothing drop other weights of attention, forward and backward") {
+  const auto gradient_of = [](const Device& device, std::optional<std::int64_t> offset) {
+    const Tensor q = Tensor::zeros({2, 2, 6, 2}, f32, device);
+    Tensor v = Tensor::ones({2, 2, 6, 2}, f32, device).require_grad();
+    const Tensor y = scaled_dot_product_attention(
+        q, q, v, {.dropout = 0.5, .dropout_key = 7, .dropout_offset = offset});
+    autograd::random_state().first_row = 5;  // of what comes between forward and backward
+    y.backward(Tensor::ones(y.shape(), f32, device));
+    autograd::random_state().first_row.reset();
+    auto both = y.to_vector<float>();
+    for (const float g : v.grad().to_vector<float>()) both.push_back(g);
+    return both;
+  };
+  const Device second = Device::cpu({.rank = 1});
+  CHECK(gradient_of(second, {}) != gradient_of(Device::cpu(), {}));
+  CHECK(gradient_of(second, {}) == gradient_of(second, 2 * 2 * 6 * 6 / 4));
+}
+
 TEST_CASE("attention on meta has shapes alone") {
   const Device meta = Device::meta();
   const auto empty = [&](const Shape& shape) { return Tensor::empty(shape, bf16, meta); };

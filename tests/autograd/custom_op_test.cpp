@@ -112,6 +112,75 @@ TEST_CASE("the race checker sees what a body of one's own touches") {
   CHECK(checker->race_count() == found);
 }
 
+// The largest of each row of x [rows, n], its place, and what `of` [rows], if any, adds.
+std::array<Tensor, 2> largest(const Tensor& x, const Tensor& of,
+                              const std::source_location& line = std::source_location::current()) {
+  using Op = CustomOp;
+  const Op op("largest", line);
+  const std::int64_t rows = x.size(0), n = x.size(1);
+  const auto found = op.run(
+      rows,
+      [n](std::int64_t row, float* value, std::int32_t* place, const float* from,
+          const double* of) {
+        const float* const begin = from + row * n;
+        const float* const most = std::max_element(begin, begin + n);
+        value[row] = *most + (of ? static_cast<float>(of[row]) : 0.F);
+        place[row] = static_cast<std::int32_t>(most - begin);
+      },
+      Op::Out<float>{{rows}}, Op::Out<std::int32_t>{{rows}}, Op::In<float>{x}, Op::In<double>{of});
+  return op.record({x}, found,
+                   [rows, n, place = found[1]](std::span<const Tensor> g, Gradients& to) {
+                     const Tensor ids = raw::reshape(raw::cast(place, f32), {rows, 1});
+                     const Tensor here = Tensor::arange(n, f32, place.device());
+                     to.set(0, raw::where(ids == here, raw::reshape(g[0], {rows, 1}),
+                                          Tensor::zeros({}, f32, place.device())));
+                   });
+}
+
+TEST_CASE("an operation of one's own has results and inputs of several dtypes, or none") {
+  const Device device = any_device();
+  Tensor x = Tensor::from({1, 5, 3, 4, 2, 6}, {2, 3}, device).require_grad();
+  const Tensor more = raw::cast(Tensor::from({10, 20}, {2}, device), f64);
+  const auto [value, place] = largest(x, more);
+  CHECK(value.to_vector<float>() == std::vector<float>{15, 26});
+  CHECK(place.to_vector<std::int32_t>() == std::vector<std::int32_t>{1, 2});
+  CHECK(largest(x, {})[0].to_vector<float>() == std::vector<float>{5, 6});
+  CHECK(value.requires_grad());
+  CHECK_FALSE(place.requires_grad());
+  value.backward(Tensor::from({2, 3}, {2}, device));
+  CHECK(x.grad().to_vector<float>() == std::vector<float>{0, 2, 0, 0, 0, 3});
+  const auto planned = largest(Tensor::empty({4, 3}, f32, Device::meta()), {});
+  CHECK((planned[0].shape() == Shape{4} && planned[1].dtype() == i32));
+  CHECK_FALSE(largest(x.detach(), {})[0].requires_grad());
+  std::string said;
+  try {
+    largest(x, raw::cast(more, f32));
+  } catch (const ContractError& error) {
+    said = error.what();
+  }
+  CHECK_THAT(said, Contains("largest: input 1 is f32, its body takes f64; cast it first "
+                            "(custom_op_test.cpp"));
+}
+
+TEST_CASE("a body has as many operands as it wants, and each is known to the race checker") {
+  using Op = CustomOp;
+  const auto checker = RaceChecker::make();
+  const Device device = Device::cpu({.executor = ExecutorKind::inlined});
+  checker->watch(device.context());
+  const Tensor x = Tensor::from({1, 2}, {2}, device);
+  const Op op("add_many");
+  const Op::In<float> in{x};
+  const auto [y] = op.run(
+      2, [](std::int64_t i, float* out, const auto*... from) { out[i] = (from[i] + ...); },
+      Op::Out<float>{{2}}, in, in, in, in, in, in, in, in, in, in, in, in, in, in, in, in, in, in,
+      Op::In<float>{Tensor::from({100, 200}, {2}, device)});
+  const Stream other = device.stream(StreamId::gather);
+  const Access writes_x = x.access(AccessMode::write);
+  other.launch({.name = "writer", .accesses = {&writes_x, 1}}, [](Exec&) {});
+  CHECK(checker->race_count() > 0);  // which nothing has ordered yet, as the host does now
+  CHECK(y.to_vector<float>() == std::vector<float>{118, 236});
+}
+
 TEST_CASE("a misuse of an operation of one's own names it and the line that called it") {
   const Device device = Device::cpu({.executor = ExecutorKind::inlined});
   const Tensor x = Tensor::zeros({2, 3}, f32, device);

@@ -53,7 +53,7 @@ struct Draw {
   std::uint64_t calls_ = 0;
 };
 
-inline Device any_device() { return Device::cpu({.executor = any_kind()}); }
+inline Device any_device() { return Device::cpu({.executor = any_executor()}); }
 
 inline std::vector<std::byte> bytes_of(const Tensor& x) {
   std::vector<std::byte> out(static_cast<std::size_t>(x.numel()) * size_bytes(x.dtype()));

@@ -5,6 +5,7 @@
 
 #include "tessera/device/device_context.hpp"
 #include "tests/autograd/helpers.hpp"
+#include "tests/schedules/shuffled.hpp"
 #include "tests/support/seed.hpp"
 
 using namespace tessera;
@@ -116,6 +117,26 @@ TEST_CASE("derivatives of norms whose weight or bias is a constant") {
   check_gradients([&](const auto& v) { return layer_norm(v[0], weight, v[1], 1e-5); }, {x, bias});
   check_gradients([&](const auto& v) { return layer_norm(v[0], v[1], bias, 1e-5); }, {x, weight});
   check_gradients([&](const auto& v) { return layer_norm(x, v[0], v[1], 1e-5); }, {weight, bias});
+}
+
+TEST_CASE("derivatives of norms without weight or bias") {
+  Draw draw;
+  INFO("seed " << draw.seed);
+  const Tensor mix = draw.normal({6});
+  for (const Shape& x : {Shape{4, 6}, Shape{0, 6}, Shape{70, 6}}) {
+    check_gradients([](const auto& v) { return rms_norm(v[0], {}, 1e-5); }, {draw.normal(x)});
+    check_gradients([](const auto& v) { return layer_norm(v[0], {}, {}, 1e-5); }, {draw.normal(x)});
+    check_gradients([](const auto& v) { return layer_norm(v[0], v[1], {}, 1e-5); },
+                    {draw.normal(x), draw.normal({6})});
+    check_gradients([](const auto& v) { return layer_norm(v[0], {}, v[1], 1e-5); },
+                    {draw.normal(x), draw.normal({6})});
+    check_gradients(
+        [&](const auto& v) {
+          const auto [sum, norm] = add_layer_norm(v[0], v[1], {}, {}, 1e-5);
+          return mul(add_rms_norm(sum, norm, {}, 1e-5).norm, mix);
+        },
+        {draw.normal(x), draw.normal(x)});
+  }
 }
 
 TEST_CASE("derivatives of rope") {
@@ -308,5 +329,5 @@ TEST_CASE("gradients of a whole block are the same bits on every executor, for a
   for (const int threads : {1, 2, 3})
     CHECK(run({.executor = ExecutorKind::threaded, .threads = threads}) == expected);
   for (std::uint64_t s = 0; s < 5; ++s)
-    CHECK(run({.executor = ExecutorKind::shuffled, .schedule_seed = seed + s}) == expected);
+    CHECK(run({.executor = testing::shuffled(seed + s)}) == expected);
 }

@@ -52,7 +52,7 @@ TEST_CASE("derivatives of linear_cross_entropy") {
   INFO("targets " << dtype << ", chunks of " << chunk << ", gradient " << said.value_or(0)
                   << ", seed " << draw.seed);
   const auto f = [&](const auto& v) {
-    return linear_cross_entropy(v[0], v[1], v[2], v[3], chunk, said);
+    return linear_cross_entropy(v[0], v[1], v[2], v[3], chunk, {.gradient = said});
   };
   check_gradients(
       f, {draw.normal({6, 3}), draw.normal({5, 3}), draw.normal({5}), draw.indices({6}, 5, dtype)});
@@ -61,22 +61,27 @@ TEST_CASE("derivatives of linear_cross_entropy") {
   check_gradients(  // gradients that no leaf takes, strided operands, a factor on the loss
       [&](const auto& v) {
         return linear_cross_entropy(transpose(v[0], 0, 1), transpose(v[1], 0, 1), behind(v[2]),
-                                    v[3], chunk, said) *
+                                    v[3], chunk, {.gradient = said}) *
                0.5;
       },
       {draw.normal({3, 6}), draw.normal({3, 5}), draw.normal({5}), draw.indices({6}, 5, dtype)});
   check_gradients(  // tied: both uses add to one place
       [&](const auto& v) {
-        return linear_cross_entropy(embedding(v[0], v[1]), v[0], {}, v[1], chunk, said);
+        return linear_cross_entropy(embedding(v[0], v[1]), v[0], {}, v[1], chunk,
+                                    {.gradient = said});
       },
       {draw.normal({5, 3}), draw.indices({6}, 5, dtype)});
   const Tensor x = draw.normal({6, 3}), weight = draw.normal({5, 3}),
                targets = draw.indices({6}, 5, dtype);
   check_gradients(
-      [&](const auto& v) { return linear_cross_entropy(v[0], weight, {}, targets, chunk, said); },
+      [&](const auto& v) {
+        return linear_cross_entropy(v[0], weight, {}, targets, chunk, {.gradient = said});
+      },
       {x});
   check_gradients(
-      [&](const auto& v) { return linear_cross_entropy(x, v[0], {}, targets, chunk, said); },
+      [&](const auto& v) {
+        return linear_cross_entropy(x, v[0], {}, targets, chunk, {.gradient = said});
+      },
       {weight});
 }
 
@@ -157,7 +162,8 @@ TEST_CASE("a loss whose gradient is known makes the gradients of lean in forward
   const auto gradients = [&](std::optional<double> said, double factor) {
     in.clear();
     const Tensor loss =
-        linear_cross_entropy(in.x, in.weight, in.bias, in.targets, chunk, said) * factor;
+        linear_cross_entropy(in.x, in.weight, in.bias, in.targets, chunk, {.gradient = said}) *
+        factor;
     loss.backward();
     return std::array{std::vector{loss.item()}, read(in.x.grad()), read(in.weight.grad()),
                       read(in.bias.grad())};
@@ -194,7 +200,8 @@ TEST_CASE("a chunk of a loss whose gradient is known takes one kernel beside its
   Inputs in = draw_inputs(draw, rows, 16, 32, f32);
   const auto launches_of = [&](std::int64_t chunk) {
     const std::uint64_t before = draw.device.context().launches();
-    const Tensor loss = linear_cross_entropy(in.x, in.weight, {}, in.targets, chunk, 1.0);
+    const Tensor loss =
+        linear_cross_entropy(in.x, in.weight, {}, in.targets, chunk, {.gradient = 1.0});
     return draw.device.context().launches() - before;
   };
   CHECK(launches_of(8) - launches_of(16) == 4 * (8 - 4));
@@ -208,7 +215,7 @@ TEST_CASE("gradients that forward has made go with their graph, and stay with a 
                      of_x = 4 * rows * width;
   Inputs in = draw_inputs(draw, rows, width, vocab, f32);
   const auto loss_of = [&] {
-    return linear_cross_entropy(in.x, in.weight, {}, in.targets, 8, 1.0);
+    return linear_cross_entropy(in.x, in.weight, {}, in.targets, 8, {.gradient = 1.0});
   };
   const std::int64_t before = ledger.live_bytes();
   const auto held = [&] { return ledger.live_bytes() - before; };
@@ -231,8 +238,9 @@ TEST_CASE("gradients that forward has made go with their graph, and stay with a 
   CHECK(held() <= of_weight + of_x + 1024);  // the leaves' own
   const auto twice = read(in.weight.grad());
   for (std::size_t k = 0; k < once.size(); ++k) CHECK(twice[k] == 2 * once[k]);
-  CHECK_THROWS_AS(linear_cross_entropy(in.x, in.weight, {}, in.targets, 8, 0.0), ContractError);
-  CHECK_THROWS_AS(linear_cross_entropy(in.x, in.weight, {}, in.targets, 8, INFINITY),
+  CHECK_THROWS_AS(linear_cross_entropy(in.x, in.weight, {}, in.targets, 8, {.gradient = 0.0}),
+                  ContractError);
+  CHECK_THROWS_AS(linear_cross_entropy(in.x, in.weight, {}, in.targets, 8, {.gradient = INFINITY}),
                   ContractError);
 }
 
@@ -243,7 +251,7 @@ TEST_CASE("a recomputed loss that knows its gradient makes the gradients in its 
   const std::int64_t rows = 64, vocab = 512, width = 16;
   Inputs in = draw_inputs(draw, rows, width, vocab, f32);
   const auto loss_of = [&](const Tensor& x) {
-    return linear_cross_entropy(x, in.weight, {}, in.targets, 8, 1.0);
+    return linear_cross_entropy(x, in.weight, {}, in.targets, 8, {.gradient = 1.0});
   };
   loss_of(in.x).backward();
   const auto dx = read(in.x.grad()), dw = read(in.weight.grad());

@@ -26,6 +26,20 @@ TEST_CASE("derivatives of views") {
   check_gradients([](const auto& v) { return permute(v[0], {2, 0, 1}); }, {none});
 }
 
+TEST_CASE("a slice's ends count from the back where they are negative, as in Python") {
+  const Tensor x = Tensor::from({0, 1, 2, 3}, {4}, Device::cpu());
+  // What Python's range(4)[begin:end:step] is.
+  using List = std::vector<float>;
+  CHECK(slice(x, 0, 0, -1).to_vector<float>() == List{0, 1, 2});
+  CHECK(slice(x, 0, -3, -1).to_vector<float>() == List{1, 2});
+  CHECK(slice(x, 0, -4, 4, 2).to_vector<float>() == List{0, 2});
+  CHECK(slice(x, 0, -9, 2).to_vector<float>() == List{0, 1});
+  CHECK(slice(x, 0, 1, 9).to_vector<float>() == List{1, 2, 3});
+  for (const auto& [begin, end] : {std::pair{3, 1}, {-1, -3}, {0, -4}, {9, 12}, {-9, -7}})
+    CHECK(slice(x, 0, begin, end).shape() == Shape{0});
+  check_gradients([](const auto& v) { return slice(v[0], -1, -3, -1); }, {Draw().normal({2, 4})});
+}
+
 TEST_CASE("derivatives of further views") {
   Draw draw;
   INFO("seed " << draw.seed);

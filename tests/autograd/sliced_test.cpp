@@ -105,6 +105,35 @@ TEST_CASE("an id beyond the matrix gives NaN, slice by slice") {
   CHECK(std::isnan(finished(SlicedCrossEntropy(x, ids, 4), matrix, cut).item()));
 }
 
+TEST_CASE("slice by slice, too, a target of -100 has neither loss nor gradient") {
+  Draw draw;
+  const Cut cut = any_cut();
+  const std::int64_t most = GENERATE(1, 20, 1000);
+  const Tensor matrix = draw.normal({7, 3}), x = draw.normal({4, 3});
+  const auto check = [&](const std::vector<std::int64_t>& ids, const TargetCount& count) {
+    const Tensor targets = Tensor::from(ids, {4}, draw.device);
+    const auto result_of = [&](const auto& loss_of) {
+      const Tensor leaf = matrix.detach().require_grad(), input = x.detach().require_grad();
+      const Tensor loss = loss_of(input, leaf);
+      loss.backward();
+      std::vector<double> all = numbers(input.grad());
+      for (const double v : numbers(leaf.grad())) all.push_back(v);
+      all.push_back(loss.item());
+      return all;
+    };
+    const auto sliced = result_of([&](const Tensor& input, const Tensor& leaf) {
+      return finished(SlicedCrossEntropy(input, targets, most, count), leaf, cut);
+    });
+    const auto whole = result_of([&](const Tensor& input, const Tensor& leaf) {
+      return linear_cross_entropy(input, leaf, {}, targets, 4, {.count = count});
+    });
+    for (std::size_t i = 0; i < whole.size(); ++i) CHECK(std::abs(sliced[i] - whole[i]) < 1e-13);
+  };
+  check({6, -100, 0, 3}, {});
+  check({6, -100, 0, 3}, {Tensor::full({}, 5, f32, draw.device), 2});
+  check({-100, -100, -100, -100}, {});
+}
+
 TEST_CASE("a loss goes backward twice over its slices where the graph is retained") {
   Draw draw;
   const std::int64_t most = GENERATE(8, 28);  // logits, of 28: made again, and kept

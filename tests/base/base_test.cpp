@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "runtime/base/assert.hpp"
-#include "tessera/base/checked.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/base/log.hpp"
 #include "tessera/base/philox.hpp"
+#include "tessera/detail/base/checked.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/seed.hpp"
 

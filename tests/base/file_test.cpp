@@ -192,7 +192,7 @@ TEST_CASE("one file is recognised under all its names") {
   std::filesystem::create_hard_link(folder / "there", folder / "hard");
   std::filesystem::create_symlink("real/new", folder / "ahead");
   const auto same = [&](const char* a, const char* b) {
-    return is_same_file(folder / a, folder / b);
+    return file_identity(folder / a) == file_identity(folder / b);
   };
   CHECK(same("there", "./real/../there"));
   CHECK(same("there", "hard"));
@@ -202,8 +202,8 @@ TEST_CASE("one file is recognised under all its names") {
   CHECK(same("none/new", "./none/new"));
   CHECK_FALSE(same("there", "new"));
   CHECK_FALSE(same("real/new", "new"));
-  CHECK(is_same_file("a", "./a"));
-  CHECK(is_same_file("a", (std::filesystem::current_path() / "a").string()));
+  CHECK(file_identity("a") == file_identity("./a"));
+  CHECK(file_identity("a") == file_identity((std::filesystem::current_path() / "a").string()));
 }
 
 TEST_CASE("a file can be kept from others") {
@@ -268,4 +268,31 @@ TEST_CASE("a disk without room for a file is named, and one with it is not") {
       check_space(folder / "large", std::int64_t{1} << 62),
       Catch::Contains("large' needs 4611686018427387904 bytes") && Catch::Contains("are free"));
   CHECK_NOTHROW(check_space("none/file", 1));  // check_writable's to say
+}
+
+TEST_CASE("links are followed, refused in the last name, or in the folder around it, too") {
+  const TemporaryFolder folder;
+  std::filesystem::create_directory(folder / "real");
+  folder.write("real/file", "text");
+  std::filesystem::create_symlink("file", folder / "real/link");
+  std::filesystem::create_directory_symlink("real", folder / "linked");
+  const auto opens = [&](const char* name, Links links) {
+    try {
+      const OpenFile file(folder / name, "file", links);
+      return std::string("opened");
+    } catch (const DataError& error) {
+      return std::string(error.what());
+    }
+  };
+  for (const char* const name : {"real/file", "real/link", "linked/file"})
+    CHECK(opens(name, Links::followed) == "opened");
+  CHECK(opens("real/file", Links::refused) == "opened");
+  CHECK(opens("linked/file", Links::refused) == "opened");
+  CHECK(testing::has(opens("real/link", Links::refused), "is a symbolic link"));
+  CHECK(opens("real/file", Links::refused_with_folder) == "opened");
+  for (const char* const name : {"real/link", "linked/file", "linked/link"})
+    CHECK(testing::has(opens(name, Links::refused_with_folder),
+                       "or its folder is a symbolic link; copy what it names to its place"));
+  CHECK(testing::has(opens("none/file", Links::refused_with_folder), "does not exist"));
+  CHECK(testing::has(opens("real/file/x", Links::refused_with_folder), "Not a directory"));
 }

@@ -1,5 +1,5 @@
 // JSON against a reader of another make, numbers for people, and what exceptions say.
-#include "tessera/base/text.hpp"
+#include "tessera/detail/base/text.hpp"
 
 #include <bit>
 #include <cmath>
@@ -10,7 +10,7 @@
 #include <string>
 
 #include "tessera/base/error.hpp"
-#include "tessera/base/json.hpp"
+#include "tessera/detail/base/json.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/seed.hpp"
 

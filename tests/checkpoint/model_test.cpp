@@ -433,3 +433,30 @@ TEST_CASE("a model without memory is neither saved nor loaded", "[checkpoint]") 
             "call materialize on the model first"));
   CHECK(folder.entries() == 1);
 }
+
+TEST_CASE("a parameter of no unit that differs by rank is told where rank 0's alone would be kept",
+          "[threads]") {
+  const bool differs = GENERATE(false, true);
+  const TemporaryFolder folder;
+  for (const auto& said : on_ranks(2, [&](World& world) {
+         Stack model({4, 4, 4});
+         const nn::Linear& own = model.layers[1];
+         fully_shard(model, {.mesh = DeviceMesh::flat(world), .ignored = own.parameters()});
+         model.materialize(world.device());
+         nn::init(model, {1});
+         const float value = differs ? 10.f + static_cast<float>(world.rank()) : 10.f;
+         own.weight.assign(Tensor::full({4, 4}, value, f32, world.device()));
+         const StateDict all = model.state_dict({StateForm::full});
+         std::vector said = {
+             thrown_by([&] { model.state_dict({StateForm::full, StateRanks::rank_0}); }),
+             thrown_by([&] { model.load(all, {.from_rank_0 = &world}); }),
+             thrown_by([&] { checkpoint::save_weights(folder / "m.safetensors", model, world); })};
+         CHECK(own.weight.shard().to_vector<float>()[0] == value);
+         model.load(all);  // each rank's own
+         CHECK(own.weight.shard().to_vector<float>()[0] == value);
+         return said;
+       }))
+    for (const std::string& message : said)
+      CHECK(message.find("parameter 'layers.1.weight' lies in no unit, and has other values") ==
+            (differs ? message.find(": ") + 2 : std::string::npos));
+}

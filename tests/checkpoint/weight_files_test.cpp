@@ -2,6 +2,7 @@
 // wants, 16 bits; and indexes that are wrong.
 #include <cstring>
 
+#include "runtime/checkpoint/shard_info.hpp"
 #include "tessera/checkpoint/model.hpp"
 #include "tessera/nn/gpt2.hpp"
 #include "tessera/nn/llama.hpp"
@@ -150,6 +151,27 @@ TEST_CASE("GPT-2 loads with its prefix and without, with masks and a head that i
     }
 }
 
+TEST_CASE("a file with other names is loaded by rules, with its transposed matrices",
+          "[checkpoint]") {
+  const Saved saved(small_gpt2);
+  std::vector<Held> all = held_by(saved.folder / "model.safetensors");
+  const std::string prefix = "transformer.", blocks = "transformer.h.";
+  for (Held& held : all) {
+    std::string& name = held.entry.name;
+    const bool is_block = name.starts_with(blocks);
+    name.replace(0, (is_block ? blocks : prefix).size(), is_block ? "net.blocks." : "net.");
+  }
+  write(saved.folder / "other", all);
+  const nn::LoadOptions options{
+      .rename = {{"net.blocks.*", "net.h.*"}, {"net.*", "transformer.*"}}};
+  CHECK(load(saved.folder / "other", small_gpt2).said.find("has no tensor") != std::string::npos);
+  for (const int ranks : {1, 2, 4}) {
+    const Loaded loaded = load(saved.folder / "other", small_gpt2, ranks, options);
+    INFO(loaded.said);
+    CHECK(same_bits(loaded.values, saved.values));
+  }
+}
+
 TEST_CASE("without a prefix, what is missing has the model's name, and masks are no excuse",
           "[checkpoint]") {
   const Saved saved(small_gpt2);
@@ -185,6 +207,30 @@ TEST_CASE("a dtype that none of ours is may stand in a file, but not be loaded",
     CHECK(report.missing == std::vector<std::string>{"w"});
     CHECK_THROWS_WITH(module.load(weight), Catch::Contains(std::string("is of ") + dtype +
                                                            ", and weights are floating"));
+  }
+}
+
+TEST_CASE("a box of a tensor's size that begins elsewhere is not all of it", "[checkpoint]") {
+  const TemporaryFolder folder;
+  struct One : nn::Module {
+    One() { register_parameter("w", w); }
+    Parameter w{Shape{4}, Initializer::constant(2)};
+  } module;
+  module.materialize(Device::cpu());
+  const std::vector<float> values(4, 1);
+  for (const std::int64_t begin : {0, 2}) {
+    checkpoint::ShardInfo info{.id = "0123456789abcdef"};
+    info.boxes["w"] = {
+        .begin = {begin}, .shape = {4}, .checksums = {checkpoint::checksum_of(values.data(), 16)}};
+    const std::string path = folder / "model.safetensors";
+    checkpoint::SafetensorsWriter writer(path, {{.name = "w", .dtype = f32, .shape = {4}}},
+                                         checkpoint::format_shard_info(info));
+    writer.write("w", std::as_bytes(std::span(values)));
+    writer.commit();
+    if (begin == 0)
+      CHECK_NOTHROW(module.load(path));
+    else
+      CHECK_THROWS_WITH(module.load(path), Catch::Contains("'w'"));
   }
 }
 

@@ -21,12 +21,13 @@ FILES = {"--load": "weights", "--save": "save", "--trace": "trace", "--metrics.j
 class Attack:
     """What is typed, around it, and what shall come of it."""
 
-    def __init__(self, *words, codes=(2,), culprits=(), before="", after="", signals=(), writes=None, env=None, check=None):
+    def __init__(self, *words, codes=(2,), culprits=(), before="", after="", signals=(), writes=None, env=None, check=None, late=None):
         self.words, self.codes, self.culprits = [str(word) for word in words], set(codes), culprits
         self.before, self.after = before, after  # of the shell's: limits, redirections
         self.signals = signals                   # (seconds, signal)
         self.writes = writes or {}               # {file: its kind}
         self.env, self.check = env or {}, check  # check(stdout, folder) raises AssertionError
+        self.late = late                         # of what is bad in this way it is told while it is read, behind other lines
 
 
 def options(**given):
@@ -147,7 +148,7 @@ def contradictions(draw, folder, fixture):
          "training.steps": draw.randint(0, 50), "lr_scheduler.warmup_steps": draw.randint(0, 60)}
     ranks, batch, local = draw.choice([1, 2, 3, 4]), draw.randint(1, 24), draw.choice([1, 2, 3, 4])
     extra = {"model.dropout": draw.choice([None, None, 0.5]), "optimizer.momentum": draw.choice([None, None, 0.9]),
-             "lr_scheduler.min_lr_factor": draw.choice([None, None, 0.5]), "debug.schedule_seed": draw.choice([None, None, 7]),
+             "lr_scheduler.min_lr_factor": draw.choice([None, None, 0.5]), "debug.delay_seed": draw.choice([None, None, 7]),
              "sample-tokens": draw.choice([None, None, 5]), "device.tf32": draw.choice([None, None, None, "true"])}
     extra = {name: value for name, value in extra.items() if value is not None}
     good = (c["model.dim"] % c["model.n_heads"] == 0 and c["model.dim"] // c["model.n_heads"] % 2 == 0
@@ -258,6 +259,67 @@ def weights(draw, folder, fixture):
     return Attack(*options(data__path=None, training__steps=0, training__stop_on_nan="false", load=loads, save="out"), codes=codes, culprits=["--load"], writes={"out": "save"})
 
 
+def checkpoints(draw, folder, fixture):
+    """A folder of checkpoints that is not as a run left it, and one that is."""
+    for name, contents in fixture.checkpoint.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(contents)
+    step, name = folder / "saved/step-1", draw.choice(list(fixture.checkpoint))
+    file, part, good, given = folder / name, draw.choice(["model", "optimizer"]), False, {}
+    other = [path for path in fixture.checkpoint if path != name and path.endswith(".safetensors")]
+
+    def instead(path, what):
+        kept = folder / "kept"
+        path.rename(kept)
+        if what == "link":
+            path.symlink_to(kept)
+        elif what == "relative":
+            path.symlink_to(os.path.relpath(kept, path.parent))
+        elif what == "loop":
+            path.symlink_to(path.name)
+        elif what == "pipe":
+            os.mkfifo(path)
+        elif what == "folder":
+            path.mkdir()
+        elif what == "device":
+            path.symlink_to("/dev/zero")
+        elif what == "text":
+            path.write_text("no")
+    kinds = ["link", "relative", "loop", "pipe", "folder", "device", "text", "gone"]
+    what = draw.randrange(11)
+    if what == 0:
+        good = True
+    elif what <= 3:
+        file.write_bytes(mutated(draw, fixture.checkpoint[name], draw.choice([1, 1, 4])))
+        good = file.read_bytes() == fixture.checkpoint[name]
+    elif what == 4:
+        instead(file, draw.choice(kinds))
+    elif what == 5:
+        instead(step / part, draw.choice(kinds))
+    elif what == 6:
+        file = folder / draw.choice(other)
+        file.write_bytes(fixture.checkpoint[draw.choice([path for path in other if folder / path != file])])
+        good = file.read_bytes() == fixture.checkpoint[str(file.relative_to(folder))]
+    elif what == 7:
+        (step / part / (draw.choice(["more", "\x1b[31m", "\udcff", "a\nb", ".more"]) + ".safetensors")).write_bytes(draw.randbytes(9))
+    elif what == 8:
+        step.rename(folder / "saved/step-5")
+    elif what == 9:
+        given["checkpoint__load_step"] = draw.choice([0, 2, 2**40])
+    else:
+        given["checkpoint__folder"] = draw.choice(["book.txt", "book.txt/x", "pipe", "loop", "n" * 300, "/proc/x", "/dev/null", "x/" * 3000 + "y"])
+    if what < 10:
+        given |= {"checkpoint__load_only": "true", "checkpoint__folder": "saved"}
+    if what < 8 and draw.random() < 0.3:  # its weights alone
+        is_read = what < 6 and not name.startswith("saved/step-1/optimizer") and part != "optimizer"
+        return Attack(*options(training__steps=0, load="saved/step-1"), codes=[0] if good else [2] if is_read else [0, 2], culprits=["saved", "load"],
+                      late=b"has other bytes than were saved")
+    is_none = what == 4 and name.endswith("manifest.json")  # a folder without a manifest is no checkpoint
+    return Attack(*options(training__steps=2, checkpoint__enable="true", ranks=draw.choice([1, 2]), **given),
+                  codes=[0] if good else [0, 2] if is_none else [2], culprits=["saved", "checkpoint."],
+                  late=b"has other bytes than were saved")
+
+
 def outputs(draw, folder, fixture):
     option, kind = draw.choice(list(FILES.items())[1:])
     where, good = draw.choice([("new", True), ("old", True), ("link", True), ("dangling", True), ("hard", False), ("soft", False), ("folder", False),
@@ -286,7 +348,9 @@ def environment(draw, folder, fixture):
     env = {}
     launchers = [["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "LOCAL_WORLD_SIZE"],
                  ["OMPI_COMM_WORLD_" + name for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")], ["PMI_RANK", "PMI_SIZE"],
-                 ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_JOB_ID"], ["PMIX_RANK"]]
+                 ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE",
+                  "SLURM_NODEID"], ["PMIX_RANK"], ["TESSERA_RANK", "TESSERA_WORLD_SIZE", "TESSERA_STORE", "TESSERA_LOCAL_RANK"],
+                 ["JOB_COMPLETION_INDEX", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]]
     for name in draw.choice(launchers) + (draw.choice(launchers) if draw.random() < 0.3 else []):
         if draw.random() < 0.8:
             env[name] = draw.choice(["0", "0", "0", "1", "", "-1", "x", "2", "99999999999", "1.0", "0x1", " 1", "1\x1b[31m", "\udcff", "9" * 5000])
@@ -328,7 +392,7 @@ def limits(draw, folder, fixture):
 
 def streams(draw, folder, fixture):
     words, writes = draw.choice([(options(**RUN), WRITES), (options(**RUN), WRITES), (options(training__steps=0, load="m.safetensors", sample="x"), {}),
-                                 (["--help"], {}), (["--print-config"], {}), (["--version"], {}), (["--dry-run"], {}), (["--dmi"], {})])
+                                 (["--help=all"], {}), (["--print-config"], {}), (["--version"], {}), (["--dry-run"], {}), (["--dmi"], {})])
     after, fails = draw.choice([(">&-", True), (">/dev/full", True), ("<&-", False), ("2>&-", False), ("2>/dev/full", False), (">&- 2>&- <&-", True),
                                 (">/dev/full 2>&1", True), ("> >(:)", None), ("</dev/full", False), (">/dev/null", False), ("1</dev/null", True)])
     codes = [2] if words == ["--dmi"] else [0, 1] if fails is None else [int(fails)]
@@ -351,7 +415,7 @@ def valid(draw, folder, fixture):
                    "training__local_batch_size": draw.choice([None, 1]), "model__tie_embeddings": draw.choice([None, "true", "false"]),
                    "training__mixed_precision_param": draw.choice([None, "bfloat16"]), "optimizer__name": draw.choice([None, "SGD", "Muon"]),
                    "data__heldout": draw.choice([None, 0.1]), "checkpoint__export_dtype": draw.choice([None, "float16", "bfloat16"]),
-                   "activation_checkpoint__mode": draw.choice([None, "selective", "full"]), "debug__executor": draw.choice([None, "inline", "shuffled"]),
+                   "activation_checkpoint__mode": draw.choice([None, "selective", "full"]), "debug__executor": draw.choice([None, "inline"]),
                    "sample": draw.choice([None, "In the"]), "sample-tokens": None}
     if given["activation_checkpoint__mode"] == "selective":  # of the one block
         given["activation_checkpoint__selective_ac_option"] = draw.choice(["1", "op", "every_op"])
@@ -361,4 +425,4 @@ def valid(draw, folder, fixture):
     return Attack(*options(**given), codes=[0], writes=WRITES, check=as_many)
 
 
-FAMILIES = [spelling, values, contradictions, toml, toml, data, weights, weights, outputs, environment, huge, limits, streams, signals, valid, valid]
+FAMILIES = [spelling, values, contradictions, toml, toml, data, weights, weights, checkpoints, outputs, environment, huge, limits, streams, signals, valid, valid]

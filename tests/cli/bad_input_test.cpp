@@ -137,7 +137,7 @@ TEST_CASE("a path or a value of any length is shortened where an error quotes it
         {run + "--metrics.jsonl=" + value, "check the path"},
         {run + "--comm.flight_record=" + value, "File name too long"},
         {"tessera-train " + value, with},
-        {"tessera-train --" + value + "=1", "(--help lists all)"},
+        {"tessera-train --" + value + "=1", "(--help=all lists all)"},
         {"tessera-train --model.dim=" + value, "expected a whole number from 1 to 1048576"},
         {"tessera-train --data.order=" + value, "the nearest is shuffled"},
         {"tessera-train --device=" + value, "write for example --device=cuda:1"},

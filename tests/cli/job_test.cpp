@@ -49,11 +49,16 @@ TEST_CASE("ranks that were started differently name the first difference", "[mpi
       "the tokens in data.path: ranks differ, rank 0 has " + std::to_string(other.size()) + "; ");
 }
 
-TEST_CASE("processes of a launcher that MPI does not know are no job", "[mpi]") {
+TEST_CASE("processes on two machines of a launcher that MPI does not know are no job", "[mpi]") {
   if (std::string(TESSERA_MPIRUN).empty()) return;
   const std::map<std::string, std::string> launchers[] = {
-      {{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}},
-      {{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "2"}}};
+      {{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}, {"MPI_LOCALRANKID", "0"}, {"MPI_LOCALNRANKS", "1"}},
+      {{"SLURM_PROCID", "0"},
+       {"SLURM_STEP_NUM_TASKS", "2"},
+       {"SLURM_LOCALID", "0"},
+       {"SLURM_NODEID", "0"},
+       {"SLURM_STEP_NODELIST", "n[1-2]"},
+       {"SLURM_STEP_TASKS_PER_NODE", "1(x2)"}}};
   for (const auto& variables : launchers) {
     const BookFolder folder;
     const Outcome outcome = run_command(kTiny + "--training.steps=1 --save=a.safetensors",
@@ -125,4 +130,47 @@ TEST_CASE("ranks that share the look at the data find the first bad token betwee
   CHECK(outcome.exit_code == 2);
   CHECK(has(outcome.err, "data.path: token file 'book.txt' has id 126 at position 4000, beyond"));
   CHECK_FALSE(std::filesystem::exists(folder / "out.jsonl"));
+}
+
+TEST_CASE("jobs of any number of ranks go on with each other's runs", "[mpi]") {
+  if (std::string(TESSERA_MPIRUN).empty()) return;
+  const BookFolder folder;
+  const std::string run = kTiny + "--training.global_batch_size=6 --checkpoint.enable=true ";
+  const auto goes_to = [&](const std::string& launcher, int step) {
+    const Outcome outcome = run_command(launcher + run + "--training.steps=" + std::to_string(step),
+                                        folder.path().string(), kMpirun);
+    INFO(launcher << '\n' << outcome.out << outcome.err);
+    CHECK(outcome.exit_code == 0);
+    CHECK(whole_lines(folder) == step);
+    return outcome.out;
+  };
+  goes_to("mpirun -n 3 ", 2);
+  CHECK(has(goes_to("mpirun -n 2 ", 4),
+            "goes on behind step 2 of 'checkpoint/step-2', which 3 ranks saved"));
+  CHECK(has(goes_to("mpirun -n 3 ", 6), "step-4', which 2 ranks saved"));
+  CHECK(has(goes_to("", 7), "step-6', which 3 ranks saved"));
+  CHECK(has(goes_to("mpirun -n 2 ", 8), "step-7', which 1 rank saved"));
+}
+
+TEST_CASE("a folder of checkpoints that not every rank sees is bad input", "[mpi]") {
+  if (std::string(TESSERA_MPIRUN).empty()) return;
+  const BookFolder folder;
+  const std::string here = folder / "here", there = folder / "there";
+  std::filesystem::create_directory(here);
+  std::filesystem::create_directory(there);
+  const std::string run =
+      kTiny + "--checkpoint.enable=true --training.steps=2 --data.path=" + (folder / "book.txt") +
+      " --metrics.jsonl=" + (folder / "out.jsonl");
+  // One path that leads elsewhere on each rank, as a disk of its own does.
+  const Outcome outcome =
+      run_command("mpirun -n 1 -wdir " + here + " tessera-train " + run.substr(14) +
+                      " : -n 1 -wdir " + there + " tessera-train " + run.substr(14),
+                  folder.path().string(), kMpirun);
+  INFO(outcome.out << outcome.err);
+  CHECK(outcome.exit_code == 2);
+  CHECK(has(outcome.err,
+            "checkpoint.folder: 'checkpoint' is another folder here than on rank 0, which made "));
+  CHECK(has(outcome.err, "in it; name one that every rank has\n"));
+  CHECK(std::filesystem::is_empty(here + "/checkpoint"));
+  CHECK(std::filesystem::is_empty(there));
 }

@@ -90,7 +90,8 @@ TEST_CASE("a dry run predicts a step on a machine, and its figures agree") {
 }
 
 // Each operation declares how many kernels it starts (tests/cuda/launches_test.cpp). The aims are
-// 400 for GPT-2 and 620 for a Llama, which it keeps with fused projections.
+// 400 for GPT-2 and 620 for a Llama, which it keeps with fused projections. Three of each count the
+// targets that are not ignored, and divide loss and gradient by that.
 TEST_CASE("the kernels that a step starts on the compute stream do not creep") {
   const TemporaryFolder folder;
   folder.write("book.txt", std::string(100000, 'a'));
@@ -108,14 +109,14 @@ TEST_CASE("the kernels that a step starts on the compute stream do not creep") {
   };
   CHECK(kernels("--model.name=gpt2 --model.dim=768 --model.n_layers=12 --model.n_heads=12 "
                 "--model.max_seq_len=1024 --model.vocab_size=50304 --training.seq_len=1024 "
-                "--training.global_batch_size=64") <= 398);
+                "--training.global_batch_size=64") <= 401);
   const std::string llama =
       "--model.name=llama --model.dim=2048 --model.n_layers=16 --model.n_heads=32 "
       "--model.n_kv_heads=8 --model.ffn_dim=8192 --model.vocab_size=128256 "
       "--training.seq_len=4096 --training.global_batch_size=16";
-  CHECK(kernels(llama) <= 786);
+  CHECK(kernels(llama) <= 789);
   // A block starts 9 products and 2 rotations less, and pieces and slices are fewer and larger.
-  CHECK(kernels(llama + " --model.projections=fused") <= 538);
+  CHECK(kernels(llama + " --model.projections=fused") <= 541);
 }
 
 TEST_CASE(

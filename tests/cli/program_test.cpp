@@ -18,7 +18,7 @@ TEST_CASE(
   const std::string where = folder.path().string();
   for (const char* command :
        {"tessera-train --help", "tessera-train -h", "tessera-train --ranks 2 --help --nonsense",
-        "RANK=0 tessera-train --help"}) {
+        "RANK=0 tessera-train --help", "tessera-train --help=all"}) {
     const Outcome help = run_command(command, where);
     INFO(command);
     CHECK(help.exit_code == 0);

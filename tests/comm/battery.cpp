@@ -7,8 +7,8 @@
 #include <cstring>
 #include <random>
 
-#include "tessera/base/checked.hpp"
 #include "tessera/base/philox.hpp"
+#include "tessera/detail/base/checked.hpp"
 #include "tests/support/race_check.hpp"
 #include "tests/support/share.hpp"
 

@@ -13,7 +13,7 @@
 
 using namespace tessera;
 using Catch::Matchers::Contains;
-using tessera::testing::kExecutors;
+using tessera::testing::executors;
 using tessera::testing::run_checked;
 
 namespace {
@@ -25,7 +25,8 @@ struct Outcome {
   int rank = -2;
 };
 
-Outcome run_and_catch(int ranks, ExecutorKind executor, const std::function<void(World&)>& body) {
+Outcome run_and_catch(int ranks, const ExecutorChoice& executor,
+                      const std::function<void(World&)>& body) {
   Outcome outcome;
   outcome.by_rank.resize(static_cast<std::size_t>(ranks));
   try {
@@ -115,7 +116,7 @@ TEST_CASE("every rank hears which two ranks disagree, about what, in which call"
        },
        "all_reduce of 1 x f32", "barrier"},
   };
-  for (const ExecutorKind executor : kExecutors)
+  for (const ExecutorChoice& executor : executors())
     for (const Mismatch& mismatch : mismatches) {
       INFO(mismatch.what << " on " << name(executor));
       const Outcome outcome = run_and_catch(3, executor, [&](World& world) {
@@ -135,7 +136,7 @@ TEST_CASE("every rank hears which two ranks disagree, about what, in which call"
 }
 
 TEST_CASE("a group that differs in one item or in length is told apart", "[comm][threads]") {
-  for (const ExecutorKind executor : kExecutors)
+  for (const ExecutorChoice& executor : executors())
     for (const bool longer : {false, true}) {
       const Outcome outcome = run_and_catch(2, executor, [&](World& world) {
         Buffers b[4];
@@ -162,7 +163,7 @@ TEST_CASE("a group that differs in one item or in length is told apart", "[comm]
 
 TEST_CASE("a rank that throws is named to its peers, and its exception is rethrown",
           "[comm][threads]") {
-  for (const ExecutorKind executor : kExecutors)
+  for (const ExecutorChoice& executor : executors())
     for (int thrower = 0; thrower < 3; ++thrower) {
       INFO("rank " << thrower << " on " << name(executor));
       const Outcome outcome = run_and_catch(3, executor, [&](World& world) {
@@ -179,7 +180,7 @@ TEST_CASE("a rank that throws is named to its peers, and its exception is rethro
 }
 
 TEST_CASE("a rank whose kernel throws is named to its peers, with its rank", "[comm][threads]") {
-  for (const ExecutorKind executor : kExecutors) {
+  for (const ExecutorChoice& executor : executors()) {
     INFO(name(executor));
     const Outcome outcome = run_and_catch(3, executor, [&](World& world) {
       const bool fails = world.rank() == 2;
@@ -198,7 +199,7 @@ TEST_CASE("a rank whose kernel throws is named to its peers, with its rank", "[c
 
 TEST_CASE("a rank that ends before its peers' collective is named, not waited for",
           "[comm][threads]") {
-  for (const ExecutorKind executor : kExecutors)
+  for (const ExecutorChoice& executor : executors())
     for (int early = 0; early < 2; ++early) {
       INFO("rank " << early << " ends early on " << name(executor));
       const Outcome outcome = run_and_catch(2, executor, [&](World& world) {
@@ -250,7 +251,7 @@ TEST_CASE("a collective that waits too long names who is missing and where every
 }
 
 TEST_CASE("after a failed run the next one works", "[comm][threads]") {
-  for (const ExecutorKind executor : kExecutors) {
+  for (const ExecutorChoice& executor : executors()) {
     CHECK_THROWS_AS(run_checked(2, {.executor = executor},
                                 [](World& world) {
                                   if (world.rank() == 0) throw DataError("once");

@@ -15,7 +15,7 @@
 
 using namespace tessera;
 using Catch::Matchers::Contains;
-using tessera::testing::kExecutors;
+using tessera::testing::executors;
 using tessera::testing::run_checked;
 using K = CollectiveKind;
 using Ranks = std::vector<int>;
@@ -65,15 +65,14 @@ TEST_CASE("a group of any ranks has the bits of a world of as many", "[comm][thr
   for (int size = 1; size <= 3; ++size) worlds[at(size)] = battery::hashes_of_threads(size, seed);
   const std::vector<std::vector<Ranks>> splits = {
       {{0, 1}, {2, 3}}, {{0, 2}, {3, 1}}, {{3, 0, 2}, {1}}, {{2, 1}}};
-  for (const ExecutorKind executor : kExecutors)
+  for (const ExecutorChoice& executor : executors(seed))
     for (const auto& lists : splits) {
       std::vector<battery::Result> results(4);
-      run_checked(4, {.executor = executor, .schedule_seed = seed, .threads = 1},
-                  [&](World& world) {
-                    const RankGroup* group = split(world, "some", lists);
-                    if (group) results[at(world.rank())] = battery::run(*group, seed);
-                    world.barrier();
-                  });
+      run_checked(4, {.executor = executor, .threads = 1}, [&](World& world) {
+        const RankGroup* group = split(world, "some", lists);
+        if (group) results[at(world.rank())] = battery::run(*group, seed);
+        world.barrier();
+      });
       INFO(name(executor));
       for (const Ranks& list : lists)
         for (std::size_t i = 0; i < list.size(); ++i) {
@@ -155,7 +154,7 @@ TEST_CASE("lists of ranks that do not fit together are refused on every rank", "
 }
 
 TEST_CASE("ranks of a group that disagree are named as the world counts them", "[comm][threads]") {
-  for (const ExecutorKind executor : kExecutors) {
+  for (const ExecutorChoice& executor : executors()) {
     const auto messages = heard(4, {.executor = executor, .threads = 1}, [](World& world) {
       const RankGroup& group = *split(world, "odd", {{0, 2}, {3, 1}});
       float values[2] = {};
@@ -176,7 +175,7 @@ TEST_CASE("ranks of a group that disagree are named as the world counts them", "
 }
 
 TEST_CASE("calls of a group and of the world around it come in one order", "[comm][threads]") {
-  for (const ExecutorKind executor : {ExecutorKind::threaded, ExecutorKind::shuffled}) {
+  for (const ExecutorChoice& executor : testing::threaded_and_shuffled()) {
     const auto messages = heard(3, {.executor = executor, .threads = 1}, [](World& world) {
       const RankGroup* pair = split(world, "pair", {{1, 2}});
       // On streams of their own, where the ranks would meet in either order.
@@ -197,7 +196,7 @@ TEST_CASE("calls of a group and of the world around it come in one order", "[com
 
 TEST_CASE("whoever fails, ends or is late within a group is named to all ranks",
           "[comm][threads]") {
-  for (const ExecutorKind executor : kExecutors) {
+  for (const ExecutorChoice& executor : executors()) {
     INFO(name(executor));
     const WorldOptions options{.executor = executor, .threads = 1};
     const auto run = [&](const WorldOptions& with, const std::function<void(const RankGroup&)>& f) {
@@ -219,7 +218,7 @@ TEST_CASE("whoever fails, ends or is late within a group is named to all ranks",
     });
     CHECK_THAT(messages[3], Contains("rank 2 has ended after 0 calls on communicator 'control of "
                                      "pair', but rank 3 submitted call 1 there"));
-    if (executor == ExecutorKind::shuffled) continue;
+    if (executor.make_scheduler) continue;  // knows no timeout
     std::atomic<int> given_up{0};
     messages =
         heard(4, {.executor = executor, .threads = 1, .timeout_seconds = 0.3}, [&](World& world) {
@@ -239,7 +238,7 @@ TEST_CASE("whoever fails, ends or is late within a group is named to all ranks",
 }
 
 TEST_CASE("groups go on after a recovery of their world", "[comm][threads]") {
-  for (const ExecutorKind executor : kExecutors)
+  for (const ExecutorChoice& executor : executors())
     run_checked(4, {.executor = executor, .threads = 1}, [](World& world) {
       const RankGroup& pair = *split(world, "pair", {{0, 3}, {1, 2}});
       for (int round = 0; round < 8; ++round) {

@@ -6,7 +6,6 @@
 #include <random>
 #include <set>
 
-#include "runtime/comm/testing.hpp"
 #include "tessera/comm/mesh.hpp"
 #include "tessera/comm/world.hpp"
 #include "tessera/device/device_context.hpp"
@@ -17,7 +16,7 @@
 #include "tests/support/seed.hpp"
 
 using namespace tessera;
-using tessera::testing::kExecutors;
+using tessera::testing::executors;
 using tessera::testing::run_checked;
 
 namespace {
@@ -39,9 +38,9 @@ TEST_CASE("local: every collective is right, with the same bits on every executo
   INFO("seed " << seed);
   for (int ranks = 1; ranks <= 4; ++ranks) {
     std::vector<battery::Result> first;
-    for (const ExecutorKind executor : kExecutors) {
+    for (const ExecutorChoice& executor : executors(seed)) {
       INFO(ranks << " ranks, " << name(executor));
-      const auto results = run_battery(ranks, {.executor = executor, .schedule_seed = seed}, seed);
+      const auto results = run_battery(ranks, {.executor = executor}, seed);
       for (const auto& result : results)
         for (const std::string& error : result.errors) FAIL_CHECK(error);
       if (first.empty()) first = results;
@@ -61,7 +60,8 @@ TEST_CASE("local: a shuffled world repeats its trace for a seed and varies over 
           "[comm][threads]") {
   // 20 gathers and 20 reductions that no event orders have 40! / (20! 20!) schedules.
   const auto trace = [](std::uint64_t seed) {
-    run_checked(3, {.executor = ExecutorKind::shuffled, .schedule_seed = seed}, [](World& world) {
+    std::uint64_t hash = 0;
+    run_checked(3, {.executor = testing::shuffled(seed, &hash)}, [](World& world) {
       float values[2] = {1, 2};
       const auto reduce = [&](float& v) {
         return Collective{.send = &v, .recv = &v, .count = 1, .kind = CollectiveKind::all_reduce};
@@ -72,7 +72,7 @@ TEST_CASE("local: a shuffled world repeats its trace for a seed and varies over 
       }
       world.device().synchronize();
     });
-    return last_trace_hash();
+    return hash;
   };
   const std::uint64_t seed = testing::fresh_seed();
   INFO("seed " << seed);
@@ -83,14 +83,12 @@ TEST_CASE("local: a shuffled world repeats its trace for a seed and varies over 
   std::set<std::uint64_t> traces;
   for (std::uint64_t s = seed; s < seed + 64; ++s) traces.insert(trace(s));
   CHECK(traces.size() >= 4);
-  run_checked(2, {.executor = ExecutorKind::inlined}, [](World& world) { world.barrier(); });
-  CHECK(last_trace_hash() == 0);
 }
 
 TEST_CASE("local: sum and max are the same on every rank", "[comm][threads]") {
   const std::uint64_t seed = testing::fresh_seed();
   INFO("seed " << seed);
-  for (const ExecutorKind executor : kExecutors)
+  for (const ExecutorChoice& executor : executors())
     for (int ranks = 1; ranks <= 4; ++ranks) {
       INFO(ranks << " ranks, " << name(executor));
       std::mt19937_64 draw(seed);
@@ -125,7 +123,7 @@ TEST_CASE("local: sum and max are the same on every rank", "[comm][threads]") {
 }
 
 TEST_CASE("local: nobody leaves a barrier before all have come", "[comm][threads]") {
-  for (const ExecutorKind executor : kExecutors) {
+  for (const ExecutorChoice& executor : executors()) {
     constexpr int kRanks = 4, kRounds = 50;
     std::atomic<int> arrived{0}, early{0};
     run_checked(kRanks, {.executor = executor}, [&](World& world) {

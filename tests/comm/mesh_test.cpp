@@ -77,6 +77,58 @@ TEST_CASE("sums along the dimensions of a hybrid mesh of threads are those of it
   });
 }
 
+TEST_CASE("a mesh of five dimensions has a group along each, and one along neighbours as one",
+          "[comm]") {
+  for (int rank = 0; rank < 48; ++rank) {
+    INFO("rank " << rank);
+    World world = World::emulated(rank, 48);
+    const DeviceMesh mesh =
+        DeviceMesh::grid(world, {{"pp", 2}, {"dp", 3}, {"cp", 2}, {"ep", 1}, {"tp", 4}});
+    const auto line = [&](int count, int stride) {
+      Ranks ranks;
+      const int first = rank - rank / stride % count * stride;
+      for (int i = 0; i < count; ++i) ranks.push_back(first + i * stride);
+      return ranks;
+    };
+    CHECK(mesh.ndim() == 5);
+    CHECK(ranks_of(mesh.group("pp")) == line(2, 24));
+    CHECK(ranks_of(mesh.group("dp")) == line(3, 8));
+    CHECK(ranks_of(mesh.group("cp")) == line(2, 4));
+    CHECK(ranks_of(mesh.group("ep")) == Ranks{rank});
+    CHECK(ranks_of(mesh.group("tp")) == line(4, 1));
+
+    const DeviceMesh flat = mesh.flatten({"dp", "cp"}, "dp_cp", {.reduce = StreamId::replicate});
+    CHECK(flat.ndim() == 4);
+    CHECK(flat.to_string().starts_with("pp 2 x dp_cp 6 x ep 1 x tp 4\n"));
+    CHECK(ranks_of(flat) == ranks_of(mesh));
+    CHECK(ranks_of(flat.group("dp_cp")) == line(6, 4));
+    CHECK(flat.group("dp_cp").reduce().stream() == StreamId::replicate);
+    CHECK(&flat.group("pp") == &mesh.group("pp"));
+    CHECK(&flat.group("tp") == &mesh.group("tp"));
+    CHECK(ranks_of(flat.select({"dp_cp", "tp"})).size() == 24);
+    CHECK(flat.select({"pp", "dp_cp"}).shard_rank() == rank % 24 / 4);
+    CHECK(&mesh.flatten({"pp", "dp", "cp", "ep", "tp"}, "all").group() ==
+          &DeviceMesh::flat(world).group());
+    CHECK(ranks_of(mesh.select({"cp", "tp"}).flatten({"cp", "tp"}, "x").group()) == line(8, 1));
+  }
+}
+
+TEST_CASE("sums along flattened dimensions are those of all their ranks", "[comm][threads]") {
+  run_checked(8, {.threads = 1}, [](World& world) {
+    const Ranks turned{7, 6, 5, 4, 3, 2, 1, 0};
+    const DeviceMesh mesh =
+        DeviceMesh::grid(world, {{"a", 2}, {"b", 2}, {"c", 2}}, turned).flatten({"b", "c"}, "bc");
+    const double expected = world.rank() < 4 ? 0 + 1 + 2 + 3 : 4 + 5 + 6 + 7;
+    if (mesh.group("bc").sum(world.rank()) != expected || mesh["bc"].group().size() != 4)
+      throw std::logic_error("a sum is of other ranks");
+    // On ranks that the mesh leaves out, too.
+    const DeviceMesh some =
+        DeviceMesh::grid(world, {{"x", 2}, {"y", 2}}, Ranks{0, 2, 4, 6}).flatten({"x", "y"}, "xy");
+    if (some.is_member() != (world.rank() % 2 == 0)) throw std::logic_error("another member");
+    if (some.is_member() && some.group().sum(1) != 4) throw std::logic_error("another sum");
+  });
+}
+
 TEST_CASE("a mesh of ranks given by hand leaves the others out", "[comm][threads]") {
   std::mutex mutex;
   std::vector<std::string> heard;
@@ -121,8 +173,9 @@ TEST_CASE("what is no mesh is refused in one line, before anything is submitted"
   CHECK_THAT(grid({{"a", 2}, {"b", 3}}),
              Contains("a 2 x b 3 is not 8, the number of ranks; give sizes whose product it is"));
   CHECK_THAT(grid({{"a", 1 << 30}, {"b", 1 << 30}, {"c", 1 << 30}}), Contains("is not 8"));
-  CHECK_THAT(grid({}), Contains("0 dimensions; give 1 to 3"));
-  CHECK_THAT(grid({{"a", 2}, {"b", 2}, {"c", 2}, {"d", 1}}), Contains("4 dimensions"));
+  CHECK_THAT(grid({}), Contains("0 dimensions; give 1 to 5"));
+  CHECK_THAT(grid({{"a", 2}, {"b", 2}, {"c", 2}, {"d", 1}, {"e", 1}, {"f", 1}}),
+             Contains("6 dimensions"));
   CHECK_THAT(grid({{"a", 2}, {"a", 4}}), Contains("called 'a' in a 2 x a 4; give each a name"));
   CHECK_THAT(grid({{"", 8}}), Contains("called ''"));
   CHECK_THAT(grid({{"world", 8}}), Contains("called 'world'"));
@@ -144,6 +197,20 @@ TEST_CASE("what is no mesh is refused in one line, before anything is submitted"
   CHECK_THAT(
       thrown_by([&] { mesh.group(); }),
       Contains("a mesh of a 2 x b 4 has a group for each dimension; choose one, as mesh[\"b\"]"));
+
+  const DeviceMesh cube = DeviceMesh::grid(world, {{"a", 2}, {"b", 2}, {"c", 2}});
+  CHECK_THAT(thrown_by([&] { cube.shard_group(); }),
+             Contains("a 2 x b 2 x c 2 are 3 dimensions") && Contains("select({\"b\", \"c\"})"));
+  const std::uint64_t calls = world.flight_recorder().last_submitted();
+  CHECK_THAT(thrown_by([&] { cube.flatten({"a", "c"}, "d"); }),
+             Contains("'c' does not follow the one before it; this mesh has 'a', 'b', 'c': give "
+                      "neighbours in this order"));
+  CHECK_THAT(thrown_by([&] { cube.flatten({"b", "a"}, "d"); }), Contains("'a' does not follow"));
+  CHECK_THAT(thrown_by([&] { cube.flatten({"a", "d"}, "e"); }), Contains("called 'd'"));
+  CHECK_THAT(thrown_by([&] { cube.flatten({"a", "b"}, "c"); }),
+             Contains("called 'c' in c 4 x c 2; give each a name of its own"));
+  CHECK_THAT(thrown_by([&] { cube.flatten({}, "d"); }), Contains("no name; this mesh has 'a'"));
+  CHECK(world.flight_recorder().last_submitted() == calls);
 }
 
 TEST_CASE("a mesh prints its dimensions and its rows", "[comm]") {

@@ -14,6 +14,7 @@
 #include "tests/comm/battery.hpp"
 #include "tests/comm/mismatch.hpp"
 #include "tests/comm/mpi_keeper.hpp"
+#include "tests/schedules/shuffled.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/race_check.hpp"
 
@@ -284,7 +285,8 @@ TEST_CASE("mpi: ranks that ask for different sizes all hear of it", "[comm][mpi]
 }
 
 TEST_CASE("mpi: executors that cannot cross processes are refused", "[comm][mpi]") {
-  for (const auto executor : {ExecutorKind::shuffled, ExecutorKind::virtual_})
+  for (const ExecutorChoice& executor :
+       {testing::shuffled(0), ExecutorChoice(ExecutorKind::virtual_)})
     CHECK_THAT(thrown([](World&) {}, {.executor = executor}), Contains("ContractError"));
 }
 

@@ -11,7 +11,7 @@
 
 using namespace tessera;
 using Catch::Matchers::Contains;
-using tessera::testing::kExecutors;
+using tessera::testing::executors;
 using tessera::testing::RaceCheck;
 using tessera::testing::run_checked;
 
@@ -26,7 +26,7 @@ void expect(bool condition, const char* what) {
 
 TEST_CASE("a world that has failed sums again after recover, as often as it fails",
           "[comm][threads]") {
-  for (const ExecutorKind executor : kExecutors)
+  for (const ExecutorChoice& executor : executors())
     for (int ranks = 1; ranks <= 4; ++ranks) {
       std::vector<std::string> causes(static_cast<std::size_t>(ranks));
       std::atomic<int> caught{0};
@@ -54,7 +54,7 @@ TEST_CASE("a world that has failed sums again after recover, as often as it fail
 
 TEST_CASE("what a body throws is forgotten by recover, and what it kept from running is known",
           "[comm][threads]") {
-  for (const ExecutorKind executor : kExecutors) {
+  for (const ExecutorChoice& executor : executors()) {
     const RaceCheck check;
     World world = World::single(check({.executor = executor, .threads = 1}));
     const Stream compute = world.device().compute();
@@ -77,7 +77,7 @@ TEST_CASE("what a body throws is forgotten by recover, and what it kept from run
 }
 
 TEST_CASE("a disagreement between ranks is recovered from", "[comm][threads]") {
-  for (const ExecutorKind executor : kExecutors) {
+  for (const ExecutorChoice& executor : executors()) {
     std::vector<std::string> heard(2);
     run_checked(2, {.executor = executor, .threads = 1}, [&](World& world) {
       try {
@@ -95,7 +95,7 @@ TEST_CASE("a disagreement between ranks is recovered from", "[comm][threads]") {
 }
 
 TEST_CASE("a rank that has ended comes to no recovery, and the others hear it", "[comm][threads]") {
-  for (const ExecutorKind executor : kExecutors)
+  for (const ExecutorChoice& executor : executors())
     for (const bool by_exception : {false, true}) {
       std::vector<std::string> heard(3);
       const auto run = [&] {

@@ -71,7 +71,7 @@ struct Job {
       total = total.defined() ? raw::add(total, loss.detach()) : loss.detach();
       loss.backward();
     }
-    autograd::random_state().first_row = 0;
+    autograd::random_state().first_row.reset();
     const Tensor norm = optim::clip_grad_norm(model.parameters(), 1.0, optim::NormType::l2,
                                               optim::Clip::in_optimizer);
     optimizer->step();

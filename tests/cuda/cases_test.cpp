@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/emulator/control.hpp"
+#include "tests/emulator/control.hpp"
 #include "tests/kernels/case.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/seed.hpp"

@@ -7,8 +7,8 @@
 #include <cstring>
 #include <numeric>
 
-#include "kernels/cuda/emulated_thread.hpp"
 #include "tessera/base/dtype.hpp"
+#include "tests/emulator/gpu_thread.hpp"
 
 namespace kernel_test {
 namespace {

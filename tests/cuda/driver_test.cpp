@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/table.hpp"
+#include "kernels/kernel_table.hpp"
 #include "tessera/device/device_context.hpp"
 #include "tessera/tensor/ops.hpp"
 #include "tests/cuda/support.hpp"

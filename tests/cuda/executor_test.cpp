@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/table.hpp"
+#include "kernels/kernel_table.hpp"
 #include "runtime/device/queue.hpp"
 #include "tessera/base/log.hpp"
 #include "tessera/device/device_context.hpp"

@@ -64,7 +64,7 @@ std::vector<Case> cases() {
        [](const auto& x) {
          const Tensor targets = classes({6}, x[0].device());
          return linear_cross_entropy(x[0], x[1], x[2], targets, 4) +
-                linear_cross_entropy(x[0], x[1], x[2], targets, 4, 0.5);
+                linear_cross_entropy(x[0], x[1], x[2], targets, 4, {.gradient = 0.5});
        }},
       {"nll_loss",
        {{6, 5}},

@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "kernels/table.hpp"
+#include "kernels/kernel_table.hpp"
 #include "tessera/base/log.hpp"
+#include "tessera/detail/device/driver.hpp"
 #include "tessera/device/device_context.hpp"
-#include "tessera/device/driver.hpp"
 #include "tessera/shard/fully_shard.hpp"
 #include "tests/cuda/support.hpp"
 #include "tests/promises/memory.hpp"

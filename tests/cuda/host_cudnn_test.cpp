@@ -9,9 +9,9 @@
 #include <functional>
 #include <vector>
 
-#include "kernels/cuda/emulated_thread.hpp"
 #include "kernels/cuda/kernels.hpp"
-#include "kernels/emulator/control.hpp"
+#include "tests/emulator/control.hpp"
+#include "tests/emulator/gpu_thread.hpp"
 #include "tests/support/catch.hpp"
 
 namespace {

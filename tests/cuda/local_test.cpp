@@ -6,6 +6,7 @@
 #include "tessera/comm/world.hpp"
 #include "tessera/tensor/ops.hpp"
 #include "tests/cuda/support.hpp"
+#include "tests/schedules/shuffled.hpp"
 #include "tests/support/race_check.hpp"
 #include "tests/support/seed.hpp"
 
@@ -176,7 +177,7 @@ TEST_CASE("ranks on a GPU that disagree are told on all of them, and recover", "
 
 TEST_CASE("worlds refuse executors of the CPU, and meta, on a GPU") {
   WorldOptions options = on_gpu();
-  options.executor = ExecutorKind::shuffled;
+  options.executor = testing::shuffled(0);
   CHECK_THROWS_WITH(World::single(options), Catch::Contains("runs on the CPU"));
   CHECK_THROWS_AS(World::single({.device = {.kind = DeviceKind::meta}}), ContractError);
   CHECK_THROWS_AS(World::mpi(on_gpu()), Error);  // also where there is no MPI

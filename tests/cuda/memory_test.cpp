@@ -4,8 +4,8 @@
 
 #include "kernels/attention.hpp"
 #include "tessera/autograd/ops.hpp"
+#include "tessera/detail/device/driver.hpp"
 #include "tessera/device/device_context.hpp"
-#include "tessera/device/driver.hpp"
 #include "tessera/memory/memory.hpp"
 #include "tessera/tensor/ops.hpp"
 #include "tests/cuda/support.hpp"

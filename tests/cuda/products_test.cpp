@@ -2,9 +2,9 @@
 // gemm_fp8.cpp run over the same table.
 #include <vector>
 
-#include "kernels/cuda/emulated_thread.hpp"
 #include "kernels/cuda/kernels.hpp"
 #include "tests/cuda/column_blas.hpp"
+#include "tests/emulator/gpu_thread.hpp"
 #include "tests/support/catch.hpp"
 
 namespace tessera::kernels::cuda {

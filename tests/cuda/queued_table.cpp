@@ -3,8 +3,8 @@
 // at the speed of the host, and with the CPU's values.
 #include <vector>
 
-#include "kernels/cuda/emulated_thread.hpp"
 #include "kernels/cuda/kernels.hpp"
+#include "tests/emulator/gpu_thread.hpp"
 
 namespace tessera::kernels::cuda {
 namespace {

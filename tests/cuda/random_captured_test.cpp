@@ -179,8 +179,8 @@ class Training {
     const bool option = dice_.once_in(2);
     const int rule = dice_.below(3);
     if (rule == 0)
-      return std::make_unique<optim::Sgd>(
-          some, optim::SgdOptions{.lr = 0.05, .momentum = option ? 0.9 : 0, .weight_decay = 0.01});
+      return std::make_unique<optim::SGD>(
+          some, optim::SGDOptions{.lr = 0.05, .momentum = option ? 0.9 : 0, .weight_decay = 0.01});
     if (rule == 1 || matrices.empty()) return std::make_unique<optim::AdamW>(some);
     return std::make_unique<optim::Muon>(matrices, others,
                                          optim::MuonOptions{.lr = 0.02, .nesterov = option});

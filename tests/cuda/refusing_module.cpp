@@ -1,7 +1,7 @@
 // A driver module for tests that has nothing to offer: its devices refuse in the words that a test
 // gives it, as a real module does where there is no GPU or none for its kernels.
-#include "kernels/table.hpp"
-#include "tessera/device/driver.hpp"
+#include "kernels/kernel_table.hpp"
+#include "tessera/detail/device/driver.hpp"
 
 namespace tessera {
 namespace {

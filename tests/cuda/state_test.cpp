@@ -4,6 +4,7 @@
 #include "tessera/distributed/state.hpp"
 
 #include "tests/cuda/support.hpp"
+#include "tests/promises/load_memory.hpp"
 #include "tests/promises/support.hpp"
 #include "tests/support/share.hpp"
 #include "tests/support/state_bytes.hpp"
@@ -95,4 +96,10 @@ TEST_CASE("state of ranks on a GPU has the CPU's bytes in every form, and goes o
           CHECK(same_bits(values, go_on(others, {.threads = 1}, cell, cpu, sends).second));
         }
     }
+}
+
+TEST_CASE("files are loaded onto a GPU by two pieces, with the values that were saved",
+          "[threads]") {
+  const Delays delays(fresh_seed(), 60);
+  check_load_memory(on_gpu());
 }

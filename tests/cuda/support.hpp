@@ -7,10 +7,10 @@
 #include <cstdint>
 #include <stdexcept>
 
-#include "kernels/emulator/control.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/comm/world.hpp"
 #include "tessera/device/device.hpp"
+#include "tests/emulator/control.hpp"
 
 namespace tessera::testing {
 

@@ -7,8 +7,10 @@
 #include "tessera/base/error.hpp"
 #include "tessera/device/device_context.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/executors.hpp"
 
 using namespace tessera;
+using tessera::testing::any_or_virtual;
 
 namespace {
 
@@ -25,11 +27,6 @@ struct Notes : Observer {
 
 void nothing(const Stream& stream) {
   stream.launch({.name = "nothing"}, [](Exec&) {});
-}
-
-ExecutorKind any_or_virtual() {
-  return GENERATE(ExecutorKind::threaded, ExecutorKind::inlined, ExecutorKind::shuffled,
-                  ExecutorKind::virtual_);
 }
 
 }  // namespace
@@ -151,10 +148,10 @@ TEST_CASE("event_covering returns the last event when it is late enough, else re
 }
 
 TEST_CASE("observers hear of the host program and of every body that runs") {
-  const ExecutorKind kind = any_or_virtual();
+  const ExecutorChoice executor = any_or_virtual();
   Notes notes;
   {
-    const Device device = Device::cpu({.executor = kind});
+    const Device device = Device::cpu({.executor = executor});
     device.context().add_observer(notes);
     for (int i = 0; i < 5; ++i) nothing(device.compute());
     device.gather().wait(device.compute().record());

@@ -14,7 +14,7 @@
 #include "tests/support/seed.hpp"
 
 using namespace tessera;
-using tessera::testing::any_kind;
+using tessera::testing::any_executor;
 using tessera::testing::Ranks;
 
 namespace {
@@ -43,12 +43,12 @@ void all_reduce(const Stream& stream, CollectiveBarrier& barrier, Board& board, 
 }  // namespace
 
 TEST_CASE("a collective of 2 to 4 ranks pulls everyone's input, again and again", "[threads]") {
-  const ExecutorKind kind = any_kind();
-  const int size = GENERATE(2, 3, 4);
   const std::uint64_t seed = testing::fresh_seed();
-  INFO(name(kind) << ", " << size << " ranks, seed " << seed);
+  const ExecutorChoice executor = any_executor(seed);
+  const int size = GENERATE(2, 3, 4);
+  INFO(name(executor) << ", " << size << " ranks, seed " << seed);
   constexpr int kRounds = 50;
-  Ranks ranks(kind, size, seed);
+  Ranks ranks(executor, size);
   Board board;
   std::array<std::vector<long>, kMaxRanks> results;
   const auto thrown = ranks.run([&](const Device& device, int rank) {
@@ -77,7 +77,7 @@ TEST_CASE("a collective of 2 to 4 ranks pulls everyone's input, again and again"
 }
 
 TEST_CASE("without a barrier a collective's body runs once, in its run phase") {
-  const Device device = Device::cpu({.executor = any_kind()});
+  const Device device = Device::cpu({.executor = any_executor()});
   int published = 0, ran = 0;
   int *const p = &published, *const r = &ran;
   device.gather().launch_collective({.name = "alone"}, nullptr, [p, r](Exec& exec) {
@@ -90,11 +90,11 @@ TEST_CASE("without a barrier a collective's body runs once, in its run phase") {
 
 TEST_CASE("a body that fails on one rank fails its peers instead of leaving them asleep",
           "[threads]") {
-  const ExecutorKind kind = any_kind();
-  const std::string where = GENERATE("before", "publish", "run");
   const std::uint64_t seed = testing::fresh_seed();
-  INFO(name(kind) << ", fails " << where << ", seed " << seed);
-  Ranks ranks(kind, 3, seed);
+  const ExecutorChoice executor = any_executor(seed);
+  const std::string where = GENERATE("before", "publish", "run");
+  INFO(name(executor) << ", fails " << where << ", seed " << seed);
+  Ranks ranks(executor, 3);
   ranks.host_aborts = false;  // the device alone has to tell the peers
   const int how = where == "before" ? 0 : where == "publish" ? 1 : 2;
   const auto thrown = ranks.run([&](const Device& device, int rank) {
@@ -119,10 +119,10 @@ TEST_CASE("a body that fails on one rank fails its peers instead of leaving them
 }
 
 TEST_CASE("a host that dies between collectives wakes its peers", "[threads]") {
-  const ExecutorKind kind = any_kind();
   const std::uint64_t seed = testing::fresh_seed();
-  INFO(name(kind) << ", seed " << seed);
-  Ranks ranks(kind, 3, seed);
+  const ExecutorChoice executor = any_executor(seed);
+  INFO(name(executor) << ", seed " << seed);
+  Ranks ranks(executor, 3);
   const auto thrown = ranks.run([&](const Device& device, int rank) {
     for (int i = 0; i < 4; ++i) {
       if (rank == 2 && i == 2) throw DataError("the file is gone");
@@ -137,10 +137,10 @@ TEST_CASE("a host that dies between collectives wakes its peers", "[threads]") {
 
 TEST_CASE("a collective that is given up ends on no rank while a peer may still read its bytes",
           "[threads]") {
-  const ExecutorKind kind = any_kind();
   const std::uint64_t seed = testing::fresh_seed();
-  INFO(name(kind) << ", seed " << seed);
-  Ranks ranks(kind, 2, seed);
+  const ExecutorChoice executor = any_executor(seed);
+  INFO(name(executor) << ", seed " << seed);
+  Ranks ranks(executor, 2);
   std::atomic<bool> reads{true};
   bool ended_early = true;
   const auto thrown = ranks.run([&](const Device& device, int rank) {

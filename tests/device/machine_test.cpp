@@ -1,6 +1,6 @@
 // The device table: what its formulae must hold whatever its numbers are, and how the virtual clock
 // follows them.
-#include "tessera/device/machine.hpp"
+#include "tessera/detail/device/machine.hpp"
 
 #include <cmath>
 #include <vector>

@@ -1,5 +1,5 @@
 // How a seed chooses: the mix, and what each way of it promises.
-#include "runtime/device/executors/policy.hpp"
+#include "tests/schedules/policy.hpp"
 
 #include <array>
 #include <cmath>
@@ -10,6 +10,7 @@
 #include "tests/support/seed.hpp"
 
 using namespace tessera;
+using namespace tessera::schedules;
 
 namespace {
 

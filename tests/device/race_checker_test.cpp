@@ -7,6 +7,7 @@
 #include "tessera/device/observe/race_checker.hpp"
 #include "tests/device/ranks.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/executors.hpp"
 
 using namespace tessera;
 using Catch::Matchers::Contains;
@@ -19,8 +20,8 @@ constexpr AccessMode R = AccessMode::read, W = AccessMode::write;
 
 // A device under a checker, and bytes to touch.
 struct Watched {
-  explicit Watched(ExecutorKind kind = ExecutorKind::inlined)
-      : device(Device::cpu({.executor = kind})) {
+  explicit Watched(const ExecutorChoice& executor = ExecutorKind::inlined)
+      : device(Device::cpu({.executor = executor})) {
     checker->watch(device.context());
   }
   void touch(const Stream& stream, const char* name, AccessMode mode, int begin = 0, int end = 64) {
@@ -50,8 +51,7 @@ struct Watched {
 }  // namespace
 
 TEST_CASE("the order of one stream is enough, on every executor", "[races]") {
-  Watched w(GENERATE(ExecutorKind::inlined, ExecutorKind::threaded, ExecutorKind::shuffled,
-                     ExecutorKind::virtual_));
+  Watched w(testing::any_or_virtual());
   w.touch(w.device.compute(), "a", W);
   w.touch(w.device.compute(), "b", R);
   w.touch(w.device.compute(), "c", W);
@@ -61,8 +61,7 @@ TEST_CASE("the order of one stream is enough, on every executor", "[races]") {
 
 TEST_CASE("without an event a write races with a later read, and the report names the edge",
           "[races]") {
-  Watched w(GENERATE(ExecutorKind::inlined, ExecutorKind::threaded, ExecutorKind::shuffled,
-                     ExecutorKind::virtual_));
+  Watched w(testing::any_or_virtual());
   w.tell(acquired);
   w.touch(w.device.compute(), "before", R);
   w.touch(w.device.gather(), "all_gather layers.3", W, 16, 64);
@@ -238,12 +237,11 @@ TEST_CASE("a wait that the executor loses is seen, though the clocks believe in 
 }
 
 TEST_CASE("a collective orders all ranks, whichever comes first", "[races][threads]") {
-  const ExecutorKind kind =
-      GENERATE(ExecutorKind::threaded, ExecutorKind::inlined, ExecutorKind::shuffled);
+  const ExecutorChoice executor = testing::any_executor(7);
   const bool joins = GENERATE(false, true);
   constexpr int kRanks = 3;
   const auto checker = RaceChecker::make();
-  Ranks ranks(kind, kRanks, 7);
+  Ranks ranks(executor, kRanks);
   std::array<std::byte, 64> shared{};  // rank 0 writes it, the others read it without asking
   LastUse uses[kRanks];
   const Device owner = Device::cpu({.executor = ExecutorKind::inlined});

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "tessera/device/device.hpp"
@@ -14,9 +15,9 @@ namespace tessera::testing {
 
 class Ranks {
  public:
-  Ranks(ExecutorKind kind, int size, std::uint64_t seed = 0)
-      : barrier(abort_signal, size), kind_(kind), size_(size) {
-    if (kind == ExecutorKind::shuffled) scheduler = ShuffledScheduler::make(seed, size);
+  Ranks(ExecutorChoice executor, int size)
+      : barrier(abort_signal, size), executor_(std::move(executor)), size_(size) {
+    if (executor_.make_scheduler) scheduler = executor_.make_scheduler(size);
   }
 
   // f(device, rank) on each rank's thread. Returns what each threw, empty where nothing.
@@ -28,7 +29,7 @@ class Ranks {
       threads.emplace_back([&, r] {
         if (scheduler) scheduler->attach(r);
         {
-          Device device = Device::cpu({.executor = kind_, .rank = r, .scheduler = scheduler});
+          Device device = Device::cpu({.executor = executor_, .rank = r, .scheduler = scheduler});
           try {
             f(device, r);
             device.synchronize();
@@ -45,11 +46,11 @@ class Ranks {
 
   AbortSignal abort_signal;
   CollectiveBarrier barrier;
-  std::shared_ptr<ShuffledScheduler> scheduler;  // null unless shuffled
+  std::shared_ptr<HostScheduler> scheduler;  // null where the executor has none
   bool host_aborts = true;  // a rank whose host throws tells its peers, as a world does
 
  private:
-  ExecutorKind kind_;
+  ExecutorChoice executor_;
   int size_;
 };
 

@@ -5,9 +5,9 @@
 #include <thread>
 #include <vector>
 
-#include "runtime/device/testing.hpp"
 #include "tessera/base/error.hpp"
 #include "tests/device/ranks.hpp"
+#include "tests/schedules/shuffled.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/seed.hpp"
 
@@ -20,7 +20,7 @@ constexpr int kSeeds = 64;
 
 // Two operations on two streams without an edge. Returns their order, "ab" or "ba".
 std::string order_of_two(std::uint64_t seed) {
-  const Device device = Device::cpu({.executor = ExecutorKind::shuffled, .schedule_seed = seed});
+  const Device device = Device::cpu({.executor = testing::shuffled(seed)});
   std::string order;
   std::string* const out = &order;
   device.compute().launch({.name = "a"}, [out](Exec&) { *out += 'a'; });
@@ -33,7 +33,7 @@ std::string order_of_two(std::uint64_t seed) {
 int read_after_write(std::uint64_t seed, bool with_edge) {
   int value = 0, seen = -1;
   int *const v = &value, *const s = &seen;
-  const Device device = Device::cpu({.executor = ExecutorKind::shuffled, .schedule_seed = seed});
+  const Device device = Device::cpu({.executor = testing::shuffled(seed)});
   device.compute().launch({.name = "write"}, [v](Exec&) { *v = 1; });
   if (with_edge) device.gather().wait(device.compute().record());
   device.gather().launch({.name = "read"}, [v, s](Exec&) { *s = *v; });
@@ -43,7 +43,8 @@ int read_after_write(std::uint64_t seed, bool with_edge) {
 
 // A few steps of three ranks with work beside a collective.
 std::uint64_t trace_of_three_ranks(std::uint64_t seed) {
-  Ranks ranks(ExecutorKind::shuffled, 3, seed);
+  std::uint64_t trace = 0;
+  Ranks ranks(testing::shuffled(seed, &trace), 3);
   const auto thrown = ranks.run([&](const Device& device, int) {
     for (int step = 0; step < 4; ++step) {
       for (int i = 0; i < 3; ++i) device.compute().launch({.name = "work"}, [](Exec&) {});
@@ -55,7 +56,7 @@ std::uint64_t trace_of_three_ranks(std::uint64_t seed) {
     }
   });
   for (const std::string& message : thrown) CHECK(message == "");
-  return trace_hash(*ranks.scheduler);
+  return trace;
 }
 
 }  // namespace
@@ -98,7 +99,7 @@ TEST_CASE("some seed lets a stream run far behind, some far ahead") {
   // reach the second only once in 2^12, priorities in every other seed that has them.
   int first = 0, last = 0;
   for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
-    const Device device = Device::cpu({.executor = ExecutorKind::shuffled, .schedule_seed = seed});
+    const Device device = Device::cpu({.executor = testing::shuffled(seed)});
     int done = 0, at = -1;
     int *const d = &done, *const a = &at;
     for (int i = 0; i < 12; ++i) device.compute().launch({.name = "work"}, [d](Exec&) { ++*d; });
@@ -114,7 +115,7 @@ TEST_CASE("some seed lets a stream run far behind, some far ahead") {
 TEST_CASE("only one thread runs at a time", "[threads]") {
   const std::uint64_t seed = testing::fresh_seed();
   INFO("seed " << seed);
-  Ranks ranks(ExecutorKind::shuffled, 4, seed);
+  Ranks ranks(testing::shuffled(seed), 4);
   // Atomics, because a thread sanitizer sees bodies as streams that only events order.
   struct Section {
     std::atomic<bool> busy{false};
@@ -142,7 +143,7 @@ TEST_CASE("only one thread runs at a time", "[threads]") {
 TEST_CASE("a deadlock is an error that names each rank and what it waits for", "[threads]") {
   const std::uint64_t seed = testing::fresh_seed();
   INFO("seed " << seed);
-  Ranks ranks(ExecutorKind::shuffled, 2, seed);
+  Ranks ranks(testing::shuffled(seed), 2);
   CollectiveBarrier second(ranks.abort_signal, 2);
   const auto thrown = ranks.run([&](const Device& device, int rank) {
     CollectiveBarrier* const barrier =
@@ -164,7 +165,7 @@ TEST_CASE("a deadlock is an error that names each rank and what it waits for", "
 }
 
 TEST_CASE("a rank that leaves early is named to the one that waits for it", "[threads]") {
-  Ranks ranks(ExecutorKind::shuffled, 2, 5);
+  Ranks ranks(testing::shuffled(5), 2);
   const auto thrown = ranks.run([&](const Device& device, int rank) {
     if (rank == 1) return;
     device.gather().launch_collective({.name = "all_gather"}, &ranks.barrier, [](Exec&) {});
@@ -176,8 +177,8 @@ TEST_CASE("a rank that leaves early is named to the one that waits for it", "[th
 }
 
 TEST_CASE("submitting without the baton is refused") {
-  const auto scheduler = ShuffledScheduler::make(1, 1);
-  const Device device = Device::cpu({.executor = ExecutorKind::shuffled, .scheduler = scheduler});
+  const auto scheduler = testing::shuffled(1).make_scheduler(1);
+  const Device device = Device::cpu({.executor = testing::shuffled(1), .scheduler = scheduler});
   const auto submit = [&] { device.compute().launch({.name = "early"}, [](Exec&) {}); };
   CHECK_THROWS_WITH(submit(), Catch::Contains("attach"));
   scheduler->attach(0);
@@ -189,11 +190,11 @@ TEST_CASE("submitting without the baton is refused") {
 }
 
 TEST_CASE("a device may outlive its rank's attachment", "[threads]") {
-  const auto scheduler = ShuffledScheduler::make(1, 1);
+  const auto scheduler = testing::shuffled(1).make_scheduler(1);
   int ran = 0;
   int* const p = &ran;
   {
-    const Device device = Device::cpu({.executor = ExecutorKind::shuffled, .scheduler = scheduler});
+    const Device device = Device::cpu({.executor = testing::shuffled(1), .scheduler = scheduler});
     scheduler->attach(0);
     device.compute().launch({.name = "late"}, [p](Exec&) { ++*p; });
     scheduler->detach(0);

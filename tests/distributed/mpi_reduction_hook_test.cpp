@@ -27,7 +27,7 @@ TEST_CASE("mpi: a hook sums what was reduced over a group of processes",
         FlatGroup& group = *state_of(unit->own_parameters()[0].second)->group;
         all.push_back(group.await_gradient().to_vector<float>());
       }
-      optim::Sgd(model.parameters(), {.lr = 0}).zero_grad();
+      optim::SGD(model.parameters(), {.lr = 0}).zero_grad();
       return all;
     };
     const auto plain = gradients();

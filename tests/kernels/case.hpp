@@ -29,7 +29,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/table.hpp"
+#include "kernels/kernel_table.hpp"
 #include "tessera/base/error.hpp"
 #include "tests/kernels/target.hpp"
 

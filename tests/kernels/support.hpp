@@ -7,8 +7,8 @@
 #include <random>
 #include <vector>
 
-#include "kernels/peers.hpp"
-#include "kernels/table.hpp"
+#include "kernels/kernel_table.hpp"
+#include "kernels/peer_memory.hpp"
 #include "tessera/device/workers.hpp"
 #include "tests/kernels/bounded.hpp"
 #include "tests/support/catch.hpp"

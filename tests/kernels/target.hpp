@@ -6,8 +6,8 @@
 #include <cstring>
 #include <new>
 
-#include "kernels/table.hpp"
-#include "tessera/device/driver.hpp"
+#include "kernels/kernel_table.hpp"
+#include "tessera/detail/device/driver.hpp"
 #include "tessera/device/op.hpp"
 #include "tessera/device/workers.hpp"
 

@@ -7,6 +7,7 @@
 #include "tessera/base/error.hpp"
 #include "tessera/device/device_context.hpp"
 #include "tests/memory/helpers.hpp"
+#include "tests/schedules/shuffled.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/seed.hpp"
 
@@ -144,7 +145,7 @@ int torn_bytes(std::uint64_t seed, bool remembers) {
   constexpr int kRanges = 60;
   constexpr std::int64_t kBytes = 16 * 256;
   std::mt19937_64 random(seed);
-  const Device device = Device::cpu({.executor = ExecutorKind::shuffled, .schedule_seed = seed});
+  const Device device = Device::cpu({.executor = testing::shuffled(seed)});
   std::vector<std::byte> memory(kBytes);
   std::deque<Arena> arenas;
   std::vector<int> torn(kRanges);

@@ -6,6 +6,7 @@
 
 #include "tessera/device/device_context.hpp"
 #include "tests/memory/helpers.hpp"
+#include "tests/schedules/shuffled.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/seed.hpp"
 
@@ -152,16 +153,17 @@ TEST_CASE("memory goes back to the system only after the host has blocked on its
 // saw. The block is freed as soon as the reads are submitted and is reused at once, so only gates
 // keep the readers from seeing a later round's numbers.
 TEST_CASE("freed blocks are reused safely under any schedule", "[threads]") {
-  const auto kind = GENERATE(ExecutorKind::threaded, ExecutorKind::shuffled);
+  const bool is_shuffled = GENERATE(false, true);
   const std::uint64_t seed = fresh_seed();
   constexpr int kRounds = 60, kWords = 512;
   std::uint64_t fired = 0;
-  for (std::uint64_t schedule = 0; schedule < (kind == ExecutorKind::shuffled ? 40 : 10);
-       ++schedule) {
-    INFO("executor " << name(kind) << ", seed " << seed << " + " << schedule);
+  for (std::uint64_t schedule = 0; schedule < (is_shuffled ? 40 : 10); ++schedule) {
+    const ExecutorChoice executor =
+        is_shuffled ? testing::shuffled(seed + schedule) : ExecutorKind::threaded;
+    INFO("executor " << name(executor) << ", seed " << seed << " + " << schedule);
     std::mt19937_64 rng(seed + schedule);
     std::vector<std::uint64_t> seen(2 * kRounds);
-    const Device device = Device::cpu({.executor = kind, .schedule_seed = seed + schedule});
+    const Device device = Device::cpu({.executor = executor});
     Memory& memory = Memory::of(device);
     for (int round = 0; round < kRounds; ++round) {
       const auto writer = static_cast<StreamId>(rng() % 3);

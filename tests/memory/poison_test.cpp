@@ -10,6 +10,7 @@
 #include "tessera/device/device_context.hpp"
 #include "tessera/memory/arena.hpp"
 #include "tests/memory/helpers.hpp"
+#include "tests/schedules/shuffled.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/seed.hpp"
 
@@ -43,7 +44,7 @@ void read(const Device& device, StreamId stream, LastUse* use, std::byte* data, 
 // as it should be, or the read is submitted when it is freed already.
 enum class Fault { none, undeclared_read, freed_too_early };
 float read_beside_free(std::uint64_t seed, Fault fault) {
-  const Device device = poisoned({.executor = ExecutorKind::shuffled, .schedule_seed = seed});
+  const Device device = poisoned({.executor = testing::shuffled(seed)});
   Buffer buffer = Memory::of(device).allocate(64, kCompute);
   std::byte* const data = buffer.data();
   float seen = 0;

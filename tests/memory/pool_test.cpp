@@ -10,6 +10,7 @@
 #include "tessera/base/error.hpp"
 #include "tessera/device/device_context.hpp"
 #include "tests/memory/helpers.hpp"
+#include "tests/schedules/shuffled.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/seed.hpp"
 
@@ -111,9 +112,9 @@ TEST_CASE("the same sequence gives the same addresses relative to the segments, 
   const std::uint64_t seed = testing::fresh_seed();
   INFO("seed " << seed);
   using Address = std::pair<std::size_t, std::ptrdiff_t>;  // segment in order of taking, offset
-  const auto addresses = [&](ExecutorKind kind) {
+  const auto addresses = [&](const ExecutorChoice& executor) {
     std::mt19937_64 rng(seed);
-    const Device device = Device::cpu({.executor = kind});
+    const Device device = Device::cpu({.executor = executor});
     Ledger ledger;
     ledger.owner("second");
     ListedMemory::Segments segments;
@@ -144,7 +145,7 @@ TEST_CASE("the same sequence gives the same addresses relative to the segments, 
   const std::vector<Address> expected = addresses(ExecutorKind::inlined);
   CHECK(expected.size() > 500);
   CHECK(addresses(ExecutorKind::threaded) == expected);
-  CHECK(addresses(ExecutorKind::shuffled) == expected);
+  CHECK(addresses(testing::shuffled(0)) == expected);
   CHECK(addresses(ExecutorKind::virtual_) == expected);
 }
 

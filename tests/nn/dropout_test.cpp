@@ -2,6 +2,9 @@
 #include <algorithm>
 
 #include "tessera/autograd/random.hpp"
+#include "tessera/autograd/recompute.hpp"
+#include "tessera/comm/world.hpp"
+#include "tessera/distributed/collectives.hpp"
 #include "tessera/nn/dropout.hpp"
 #include "tests/nn/helpers.hpp"
 
@@ -70,4 +73,47 @@ TEST_CASE("a mask depends on seed, number of the draw and global row only", "[nn
   const auto first = masks(layer, {4, 8}, draw.device), second = masks(layer, {4, 8}, draw.device);
   CHECK(first != second);
   CHECK(autograd::random_state().draws == 2);
+}
+
+TEST_CASE("ranks that are told nothing drop other elements, and those of one batch together",
+          "[nn]") {
+  Draw draw;
+  INFO("seed " << draw.seed);
+  const auto of_rank = [&](int rank, const Shape& shape) {
+    const RandomStateGuard guard({.seed = draw.seed});
+    nn::Dropout layer(0.5);
+    return masks(layer, shape, Device::cpu({.rank = rank}));
+  };
+  const std::vector<float> whole = of_rank(0, {8, 32});
+  for (const int ranks : {1, 2, 4}) {
+    std::vector<float> together;
+    for (int r = 0; r < ranks; ++r)
+      for (const float kept : of_rank(r, {8 / ranks, 32})) together.push_back(kept);
+    CHECK(together == whole);
+  }
+  // No row, and no rank, has a multiple of 4 elements: 3 of 63 repeat one of the lower ranks at
+  // most, and of n others half are equal, deviation sqrt(n) / 2; 6 of them are 24 of 63.
+  const std::vector<float> first = of_rank(0, {9, 7});
+  for (const int rank : {1, 2, 3}) {
+    const std::vector<float> other = of_rank(rank, {9, 7});
+    int equal = 0;
+    for (std::size_t i = 0; i < first.size(); ++i) equal += first[i] == other[i];
+    CHECK(std::abs(equal - 31) < 27);
+  }
+  CHECK(of_rank(1, {1}).size() == 1);
+}
+
+TEST_CASE("a world's ranks keep independent elements, run again the same ones", "[nn]") {
+  run_local(2, {}, [](World& world) {
+    nn::Dropout layer(0.5);
+    const Tensor ones = Tensor::ones({64, 64}, f32, world.device()).require_grad();
+    const Tensor y = recompute([&](const Tensor& x) { return layer(x); }, ones);
+    y.backward(ones.detach());
+    CHECK(ones.grad().to_vector<float>() == y.to_vector<float>());
+    const Tensor kept = raw::cast(raw::binary(raw::Binary::ne, y.detach(), 0.0), f32);
+    const auto by_ranks = dist::all_reduce(kept, world).to_vector<float>();
+    const auto by_one = std::count(by_ranks.begin(), by_ranks.end(), 1.0f);
+    // Half of 4096, deviation 32; 6 of them.
+    CHECK(std::abs(by_one - 2048) < 192);
+  });
 }

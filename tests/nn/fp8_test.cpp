@@ -23,7 +23,7 @@ std::vector<float> result_and_gradients(nn::Module& module, const Tensor& y,
     if (!p.trainable()) continue;
     for (const float g : p.grad().to_vector<float>()) all.push_back(g);
   }
-  drop_gradients(module);
+  module.zero_grad();
   return all;
 }
 
@@ -37,12 +37,12 @@ TEST_CASE("set_fp8 takes the linear layers that fit, but the head and those that
   const Names all = nn::set_fp8(model, Fp8Recipe::tensorwise);
   CHECK(all.size() == 14);
   CHECK(all[0] == "model.layers.0.self_attn.q_proj");
-  CHECK_FALSE(model.head.fp8());
-  CHECK(model.blocks[1].mlp.down_proj.fp8() == Fp8Recipe::tensorwise);
+  CHECK_FALSE(model.head.product.fp8());
+  CHECK(model.blocks[1].mlp.down_proj.product.fp8() == Fp8Recipe::tensorwise);
   nn::Llama other(config);
   CHECK(nn::set_fp8(other, Fp8Recipe::blockwise, {.skip = {"down_proj", "layers.1"}}).size() == 6);
-  CHECK_FALSE(other.blocks[0].mlp.down_proj.fp8());
-  CHECK(other.blocks[0].mlp.up_proj.fp8() == Fp8Recipe::blockwise);
+  CHECK_FALSE(other.blocks[0].mlp.down_proj.product.fp8());
+  CHECK(other.blocks[0].mlp.up_proj.product.fp8() == Fp8Recipe::blockwise);
   CHECK_THROWS_WITH(
       nn::set_fp8(other, Fp8Recipe::blockwise, {.skip = {"up_proj", "w1"}}),
       "set_fp8: no linear layer has 'w1' in its name; one is 'model.layers.0.self_attn.q_proj'");
@@ -51,9 +51,10 @@ TEST_CASE("set_fp8 takes the linear layers that fit, but the head and those that
   config.ffn_dim = 40;  // which 16 does not divide
   nn::Llama narrow(config);
   CHECK(nn::set_fp8(narrow, Fp8Recipe::tensorwise).size() == 8);
-  CHECK_FALSE(narrow.blocks[0].mlp.up_proj.fp8());
-  CHECK_THROWS_AS(narrow.blocks[0].mlp.up_proj.set_fp8(Fp8Recipe::tensorwise), ContractError);
-  CHECK_THROWS_AS(model.head.set_fp8(Fp8Recipe::tensorwise), ContractError);
+  CHECK_FALSE(narrow.blocks[0].mlp.up_proj.product.fp8());
+  CHECK_THROWS_AS(narrow.blocks[0].mlp.up_proj.product.set_fp8(Fp8Recipe::tensorwise),
+                  ContractError);
+  CHECK_THROWS_AS(model.head.product.set_fp8(Fp8Recipe::tensorwise), ContractError);
 }
 
 TEST_CASE("a linear layer in fp8 has the bits of linear_fp8, and back again those of linear",
@@ -65,13 +66,13 @@ TEST_CASE("a linear layer in fp8 has the bits of linear_fp8, and back again thos
   const Tensor x = draw.tensor({2, 16, 48}), g = draw.tensor({2, 16, 32});
   const std::vector<float> plain = result_and_gradients(layer, layer(x), g);
   for (const Fp8Recipe recipe : {Fp8Recipe::tensorwise, Fp8Recipe::blockwise}) {
-    layer.set_fp8(recipe);
+    layer.product.set_fp8(recipe);
     const std::vector<float> in_layer = result_and_gradients(layer, layer(x), g);
     CHECK(in_layer != plain);
     CHECK(in_layer ==
           result_and_gradients(layer, linear_fp8(x, layer.weight, layer.bias.value(), recipe), g));
   }
-  layer.set_fp8({});
+  layer.product.set_fp8({});
   CHECK(result_and_gradients(layer, layer(x), g) == plain);
 }
 
@@ -84,7 +85,7 @@ TEST_CASE("layers with GELU between them are in fp8 each for itself", "[nn]") {
   for (const bool first : {true, false})
     for (const bool second : {true, false}) {
       const auto set = [](nn::Linear& layer, bool on) {
-        layer.set_fp8(on ? std::optional(Fp8Recipe::tensorwise) : std::nullopt);
+        layer.product.set_fp8(on ? std::optional(Fp8Recipe::tensorwise) : std::nullopt);
       };
       set(mlp.c_fc, first);
       set(mlp.c_proj, second);
@@ -185,7 +186,7 @@ TEST_CASE("in a block norms and SwiGLU round for the layers behind them, where n
       // A frozen layer reads one form, and one without 8 bits none.
       block.mlp.down_proj.weight.freeze();
       (projections == nn::Projections::fused ? block.self_attn.qkv_proj : block.self_attn.k_proj)
-          .set_fp8({});
+          .product.set_fp8({});
       const BlockRun some = run_block(block, x, g);
       CHECK(some.rounded_norms == 1);
       CHECK(some.rounded_swiglus == 0);
@@ -226,9 +227,9 @@ TEST_CASE("a unit or a hook that would take codes for values says so", "[nn]") {
       wrapper.register_forward_pre_hook(
           [](nn::Module&, const nn::CallTensors& in) { in[0] = cast(in[0], bf16); });
     nn::init(wrapper, {1}, device);
-    wrapper.layer.set_fp8(Fp8Recipe::tensorwise);
+    wrapper.layer.product.set_fp8(Fp8Recipe::tensorwise);
     const SharedFp8Input shared;
-    const Tensor h = rms_norm(x, w, 1e-5, wrapper.layer.takes_rounded());
+    const Tensor h = rms_norm(x, w, 1e-5, wrapper.layer.product.input_form());
     CHECK_THROWS_WITH(wrapper(h), Catch::Matchers::Contains("8 bits for linear_fp8"));
   }
 }
@@ -245,13 +246,13 @@ TEST_CASE("one input of attention and MLP is rounded once for both", "[nn]") {
     randomize(*module, draw);
     if (module != &norm) nn::set_fp8(*module, Fp8Recipe::tensorwise);
   }
-  const auto run = [&](std::optional<Fp8Recipe> rounded) {
+  const auto run = [&](InputForm form) {
     const SharedFp8Input shared;
-    const Tensor h = norm(x, rounded);
+    const Tensor h = norm(x, form);
     return (attention(h) + other(h) + mlp(h)).to_vector<float>();
   };
-  CHECK(run(attention.takes_rounded()) == run({}));
-  CHECK_FALSE(nn::Linear().takes_rounded());
+  CHECK(run(attention.input_form()) == run({}));
+  CHECK_FALSE(nn::Linear().product.input_form());
 }
 
 TEST_CASE("a hook that comes between a recomputed block's two runs finds the kept products",

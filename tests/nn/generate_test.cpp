@@ -1,8 +1,10 @@
 // Sampling: what is drawn, from what, and the same again for the same seed.
 #include <algorithm>
 #include <map>
+#include <memory>
 
 #include "tessera/nn/generate.hpp"
+#include "tessera/nn/gpt2.hpp"
 #include "tessera/nn/llama.hpp"
 #include "tessera/optim/adamw.hpp"
 #include "tests/nn/helpers.hpp"
@@ -14,16 +16,164 @@ namespace {
 nn::LlamaConfig one_layer_llama() {
   return {.dim = 16, .n_layers = 1, .n_heads = 2, .vocab_size = 7, .max_seq_len = 8};
 }
+
+constexpr std::int64_t kWords = 13, kMost = 12;
+
+// Each model that has a cache: heads of queries that share keys, projections that are one.
+std::vector<std::unique_ptr<nn::LanguageModel>> models(Draw& draw) {
+  const nn::LlamaConfig llama{.dim = 24,
+                              .n_layers = 2,
+                              .n_heads = 4,
+                              .n_kv_heads = 2,
+                              .vocab_size = kWords,
+                              .max_seq_len = kMost};
+  nn::LlamaConfig fused = llama;
+  fused.projections = nn::Projections::fused;
+  const nn::Gpt2Config gpt2{
+      .dim = 24, .n_layers = 2, .n_heads = 4, .vocab_size = kWords, .max_seq_len = kMost};
+  std::vector<std::unique_ptr<nn::LanguageModel>> all;
+  all.push_back(std::make_unique<nn::Llama>(llama, draw.device));
+  all.push_back(std::make_unique<nn::Llama>(fused, draw.device));
+  all.push_back(std::make_unique<nn::Gpt2>(gpt2, draw.device));
+  for (const auto& model : all) randomize(*model, draw);
+  return all;
+}
+
+// Prompts of other lengths each, the longest neither first nor last.
+std::vector<nn::Prompt> some_prompts(Draw& draw) {
+  std::vector<nn::Prompt> prompts;
+  for (const std::int64_t length : {3, 6, 1, 5}) prompts.push_back({draw.ids(length, kWords)});
+  return prompts;
+}
+
+// Of all tokens at once, the last position's.
+std::vector<float> logits_behind(nn::LanguageModel& model, const std::vector<std::int32_t>& tokens,
+                                 const Device& device) {
+  const NoGradGuard no_gradient;
+  const auto length = static_cast<std::int64_t>(tokens.size());
+  const Tensor logits = model(Tensor::from(tokens, {1, length}, device));
+  return raw::slice(logits, 1, length - 1, length).to_vector<float>();
+}
 }  // namespace
+
+TEST_CASE("logits with a cache are those without one", "[nn]") {
+  Draw draw;
+  INFO("seed " << draw.seed);
+  for (const auto& model : models(draw)) {
+    model->eval();
+    std::vector<nn::Prompt> rows = some_prompts(draw);
+    std::vector<std::int64_t> lengths;
+    std::vector<std::int32_t> padded;
+    for (const nn::Prompt& row : rows) {
+      lengths.push_back(static_cast<std::int64_t>(row.tokens.size()));
+      padded.insert(padded.end(), row.tokens.begin(), row.tokens.end());
+      padded.resize(padded.size() + 6 - row.tokens.size(), 5);
+    }
+    nn::KeyValueCache cache(lengths, 9);
+    const NoGradGuard no_gradient;
+    Tensor next = Tensor::from(padded, {4, 6}, draw.device);
+    for (int step = 0; step < 4; ++step) {
+      const std::vector<float> logits = model->next_logits(next, cache).to_vector<float>();
+      REQUIRE(logits.size() == rows.size() * kWords);
+      std::vector<std::int32_t> drawn = draw.ids(4, kWords);
+      for (std::size_t b = 0; b < rows.size(); ++b) {
+        const std::vector<float> whole = logits_behind(*model, rows[b].tokens, draw.device);
+        for (std::size_t v = 0; v < kWords; ++v) {
+          INFO("row " << b << " of step " << step << ", token " << v);
+          // Sums of 24 and 64 products in another order, in three layers: some 100 roundings.
+          CHECK(std::abs(logits[b * kWords + v] - whole[v]) <= 1e-5 * (1 + std::abs(whole[v])));
+        }
+        rows[b].tokens.push_back(drawn[b]);
+      }
+      next = Tensor::from(drawn, {4, 1}, draw.device);
+    }
+    CHECK_THROWS_WITH(model->next_logits(next, cache), Catch::Contains("all 9 slots are taken"));
+  }
+}
+
+TEST_CASE("prompts of several lengths get the tokens that each gets alone", "[nn]") {
+  Draw draw;
+  INFO("seed " << draw.seed);
+  for (const auto& model : models(draw)) {
+    const std::vector<nn::Prompt> prompts = some_prompts(draw);
+    const auto together = nn::generate(*model, prompts, 7, {.temperature = 0});
+    REQUIRE(together.size() == prompts.size());
+    for (std::size_t b = 0; b < prompts.size(); ++b) {
+      std::vector<std::int32_t> tokens = prompts[b].tokens;
+      for (std::size_t i = 0; i < 7; ++i) {
+        const std::vector<float> logits = logits_behind(*model, tokens, draw.device);
+        const auto best = std::max_element(logits.begin(), logits.end());
+        double total = 0;
+        for (const float x : logits) total += std::exp(double{x} - double{*best});
+        CHECK(together[b].tokens[i] == best - logits.begin());
+        CHECK(std::abs(together[b].log_probabilities[i] + std::log(total)) < 1e-4);
+        tokens.push_back(together[b].tokens[i]);
+      }
+      CHECK(nn::generate(*model, prompts[b].tokens, 7, {.temperature = 0}) == together[b].tokens);
+    }
+  }
+}
+
+TEST_CASE("a sequence ends with its stop token, and the others go on", "[nn]") {
+  Draw draw;
+  INFO("seed " << draw.seed);
+  const auto model = std::move(models(draw)[0]);
+  const std::vector<nn::Prompt> prompts = some_prompts(draw);
+  const auto free = nn::generate(*model, prompts, 7);
+  const std::vector<std::int32_t> stops{free[1].tokens[2], free[3].tokens[4]};
+  const auto stopped = nn::generate(*model, prompts, 7, {.stop_tokens = stops});
+  for (std::size_t b = 0; b < prompts.size(); ++b) {
+    const auto& all = free[b].tokens;
+    const auto end = std::find_first_of(all.begin(), all.end(), stops.begin(), stops.end());
+    CHECK(stopped[b].tokens == std::vector(all.begin(), end == all.end() ? end : end + 1));
+    CHECK(stopped[b].log_probabilities.size() == stopped[b].tokens.size());
+  }
+}
+
+TEST_CASE("top_p leaves the likeliest tokens, and a prompt's seed draws others", "[nn]") {
+  Draw draw;
+  INFO("seed " << draw.seed);
+  const auto model = std::move(models(draw)[0]);
+  const std::vector<std::int32_t> prompt = draw.ids(4, kWords);
+  std::vector<float> logits = logits_behind(*model, prompt, draw.device);
+  std::vector<std::pair<double, std::int32_t>> likely;  // -p, token
+  double total = 0;
+  for (const float x : logits) total += std::exp(double{x});
+  for (std::size_t v = 0; v < logits.size(); ++v)
+    likely.emplace_back(-std::exp(double{logits[v]}) / total, static_cast<std::int32_t>(v));
+  std::sort(likely.begin(), likely.end());
+  // Half of the way through the third likeliest token: three are left.
+  const double top_p = -(likely[0].first + likely[1].first + likely[2].first / 2);
+  std::vector<nn::Prompt> prompts;
+  for (std::uint64_t seed = 0; seed < 200; ++seed) prompts.push_back({prompt, seed});
+  std::map<std::int32_t, int> counts;
+  for (const auto& c : nn::generate(*model, prompts, 1, {.top_p = top_p, .seed = draw.seed}))
+    ++counts[c.tokens[0]];
+  for (const auto& [token, count] : counts)
+    CHECK((token == likely[0].second || token == likely[1].second || token == likely[2].second));
+  const auto drawn = nn::generate(*model, prompts, 8, {.seed = draw.seed});
+  CHECK(drawn[0].tokens ==
+        nn::generate(*model, std::span(prompts).first(1), 8, {.seed = draw.seed})[0].tokens);
+  // 13 tokens of any distribution: that 200 prompts draw one and the same has odds below 2^-199,
+  // unless a token has nearly all probability.
+  if (-likely[0].first < 0.9) {
+    const bool is_same = std::all_of(drawn.begin(), drawn.end(), [&](const auto& c) {
+      return c.tokens[0] == drawn[0].tokens[0];
+    });
+    CHECK_FALSE(is_same);
+  }
+}
 
 TEST_CASE("the same seed draws the same tokens, another one others", "[nn]") {
   Draw draw;
   INFO("seed " << draw.seed);
-  nn::Llama model(one_layer_llama(), draw.device);
+  nn::LlamaConfig config = one_layer_llama();
+  config.max_seq_len = 32;  // just enough
+  nn::Llama model(config, draw.device);
   randomize(model, draw);
   const std::vector<std::int32_t> prompt = draw.ids(3, 7);
   const nn::SampleOptions options{.seed = draw.seed};
-  const auto first = nn::generate(model, prompt, 30, options);  // longer than max_seq_len
+  const auto first = nn::generate(model, prompt, 30, options);
   CHECK(first.size() == 30);
   CHECK(std::all_of(first.begin(), first.end(), [](auto t) { return t >= 0 && t < 7; }));
   CHECK(first == nn::generate(model, prompt, 30, options));
@@ -105,8 +255,8 @@ TEST_CASE("a model that has learnt a cycle continues it", "[nn]") {
     loss = l.item();
   }
   CHECK(loss < 0.1);  // of ln 7 = 1.9; whatever the seed it comes down to 0.0013 or so
-  const auto text = nn::generate(model, std::vector<std::int32_t>{4, 0}, 10, {.temperature = 0});
-  CHECK(text == std::vector<std::int32_t>{5, 2, 6, 3, 1, 4, 0, 5, 2, 6});
+  const auto text = nn::generate(model, std::vector<std::int32_t>{4, 0}, 7, {.temperature = 0});
+  CHECK(text == std::vector<std::int32_t>{5, 2, 6, 3, 1, 4, 0});
 }
 
 TEST_CASE("generate refuses what it cannot continue", "[nn]") {
@@ -117,6 +267,11 @@ TEST_CASE("generate refuses what it cannot continue", "[nn]") {
   CHECK_THROWS_AS(nn::generate(model, none, 1), ContractError);
   CHECK_THROWS_AS(nn::generate(model, outside, 1), ContractError);
   CHECK_THROWS_AS(nn::generate(model, prompt, 1, {.temperature = -1}), ContractError);
+  CHECK_THROWS_AS(nn::generate(model, prompt, 1, {.top_p = 0}), ContractError);
+  CHECK_THROWS_AS(nn::generate(model, std::span<const nn::Prompt>(), 1), ContractError);
+  CHECK(nn::generate(model, prompt, 8).size() == 8);
+  CHECK_THROWS_WITH(nn::generate(model, prompt, 9),
+                    Catch::Contains("max_seq_len, 8, has room for"));
   set(model.norm.weight, std::vector<float>(16, NAN));
   CHECK_THROWS_AS(nn::generate(model, prompt, 1), ContractError);
   CHECK(model.is_training());

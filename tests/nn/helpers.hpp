@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "runtime/optim/group_part.hpp"
 #include "tessera/autograd/ops.hpp"
 #include "tessera/nn/module.hpp"
 #include "tests/support/catch.hpp"
@@ -54,9 +53,6 @@ inline void randomize(nn::Module& module, Draw& draw, double deviation = 0.3) {
   for (const auto& [name, parameter] : module.named_parameters())
     set(parameter, draw.normal(parameter.shape().numel(), deviation));
 }
-inline void drop_gradients(nn::Module& module) {
-  for (const auto& part : parts_of(module.parameters())) part.group->gradient = {};
-}
 
 // Holds the gradients of all parameters, and of x, against the slope of L = sum(w y), y = f(x), w
 // random, along a random direction d: (L(p + h d) - L(p - h d)) / 2h = <dL/dp, d>.
@@ -71,7 +67,7 @@ inline void drop_gradients(nn::Module& module) {
 inline void check_slope(nn::Module& module, const std::function<Tensor(const Tensor&)>& f,
                         const std::vector<float>& x, const Shape& shape, Draw& draw) {
   const Device& device = draw.device;
-  drop_gradients(module);
+  module.zero_grad();
   Tensor input = Tensor::from(x, shape, device).require_grad();
   const Tensor y = f(input);
   const std::vector<float> w = draw.normal(y.numel());

@@ -80,7 +80,7 @@ TEST_CASE("a layer adds to a residual in its product, where nobody looks at what
     return launches.of("add");
   };
   Tensor sum, seen;
-  CHECK(additions_of([&] { sum = layer.add_to(residual, x); }) == 0);
+  CHECK(additions_of([&] { sum = layer.product.add_to(residual, x); }) == 0);
   const std::vector<float> expected = (residual + layer(x)).to_vector<float>();
   CHECK(sum.to_vector<float>() == expected);
   CHECK(additions_of([&] { gelu.add_to(residual, residual); }) == 0);
@@ -91,14 +91,15 @@ TEST_CASE("a layer adds to a residual in its product, where nobody looks at what
         [&](nn::Module&, const nn::CallTensors&, const nn::CallTensors& out) { seen = out[0]; });
   };
   const auto of_layer = look(layer), of_mlp = look(gelu), of_last = look(swiglu.down_proj);
-  CHECK(additions_of([&] { sum = layer.add_to(residual, x); }) == 1);
+  CHECK(additions_of([&] { sum = layer.product.add_to(residual, x); }) == 1);
   CHECK(sum.to_vector<float>() == expected);
   CHECK(seen.to_vector<float>() == layer(x).to_vector<float>());
   CHECK(additions_of([&] { gelu.add_to(residual, residual); }) == 1);
   CHECK(additions_of([&] { swiglu.add_to(residual, residual); }) == 1);
-  CHECK_THROWS_WITH(layer.add_to(raw::cast(residual, bf16), x), Catch::Contains("bf16 and f32"));
+  CHECK_THROWS_WITH(layer.product.add_to(raw::cast(residual, bf16), x),
+                    Catch::Contains("bf16 and f32"));
   nn::Linear alone(8, 4, draw.device);
-  CHECK(alone.add_to(whole({4}), x).shape() == residual.shape());  // as + broadcasts it
+  CHECK(alone.product.add_to(whole({4}), x).shape() == residual.shape());  // as + broadcasts it
 }
 
 TEST_CASE("hooks run in their order, within the scope that the engine opens", "[nn]") {
@@ -178,7 +179,7 @@ TEST_CASE("tensors are found in pairs, vectors, optionals and the layers' own ty
   std::size_t activated = 0;
   linear.register_forward_hook([&](nn::Module&, const nn::CallTensors&,
                                    const nn::CallTensors& out) { activated = out.size(); });
-  linear.gelu(Tensor::ones({1, 2}, f32, linear.weight.shard().device()));
+  linear.product.gelu(Tensor::ones({1, 2}, f32, linear.weight.shard().device()));
   CHECK(activated == 2);
 }
 

@@ -170,7 +170,7 @@ TEST_CASE("a linear layer refuses a bias of another dtype than its input", "[nn]
   const Tensor x = Tensor::zeros({4, 3}, f32, device);
   const std::string says = ": bias is [2] of bf16, expected [2] of f32";
   CHECK_THROWS_WITH(layer(x), Catch::Matchers::StartsWith("linear" + says));
-  CHECK_THROWS_WITH(layer.gelu(x), Catch::Matchers::StartsWith("linear_gelu" + says));
+  CHECK_THROWS_WITH(layer.product.gelu(x), Catch::Matchers::StartsWith("linear_gelu" + says));
 }
 
 TEST_CASE("a layer on meta has shapes and no memory; using it says so", "[nn]") {
@@ -244,6 +244,56 @@ TEST_CASE("RMSNorm and LayerNorm follow their formulas", "[nn]") {
   check_near(layer(Tensor::from(x, shape, draw.device)), y_layer);
   check_slope(rms, [&](const Tensor& t) { return rms(t); }, x, shape, draw);
   check_slope(layer, [&](const Tensor& t) { return layer(t); }, x, shape, draw);
+}
+
+TEST_CASE("zero_grad of a module drops its gradients, and leaves those of others", "[nn]") {
+  Draw draw;
+  struct Two final : nn::Module {
+    explicit Two(const Device& device) {
+      register_modules("a", a, "b", b);
+      materialize(device);
+    }
+    nn::Linear a{3, 2}, b{2, 2};
+  } two(draw.device);
+  const auto backward = [&] { sum(two.b(two.a(draw.tensor({4, 3})))).backward(); };
+  backward();
+  const std::vector<float> of_b = two.b.bias.grad().to_vector<float>();
+  CHECK(of_b == std::vector<float>{4, 4});  // a sum over the rows of ones
+  two.a.zero_grad();                        // its group has others too: zeros, which count as none
+  CHECK(two.a.bias.grad().to_vector<float>() == std::vector<float>{0, 0});
+  CHECK(two.b.bias.grad().to_vector<float>() == of_b);
+  two.zero_grad();
+  CHECK_FALSE(two.b.bias.grad().defined());
+  backward();
+  CHECK(two.b.bias.grad().to_vector<float>() == of_b);
+  nn::Linear(2, 2).zero_grad();  // without memory there is nothing to drop
+}
+
+TEST_CASE("norms without affine parameters have the bits of weights 1 and biases 0", "[nn]") {
+  Draw draw;
+  INFO("seed " << draw.seed);
+  const Tensor x = draw.tensor({3, 7}), residual = draw.tensor({3, 7}), g = draw.tensor({3, 7});
+  const auto check = [&](auto& plain, auto& affine) {
+    nn::init(plain, {1});
+    nn::init(affine, {1});
+    const auto run = [&](auto& norm) {
+      Tensor in = mul(x, 1).require_grad();
+      const auto [sum, of_sum] = norm.of_sum(in, residual);
+      const Tensor y = norm(sum) + of_sum;
+      y.backward(g);
+      return std::pair(y.template to_vector<float>(), in.grad().template to_vector<float>());
+    };
+    CHECK(run(plain) == run(affine));
+  };
+  nn::RMSNorm rms(7, {.elementwise_affine = false}), rms_1(7, 1e-5, draw.device);
+  nn::LayerNorm layer(7, {.elementwise_affine = false}), layer_1(7, 1e-5, draw.device);
+  check(rms, rms_1);
+  check(layer, layer_1);
+  CHECK((rms.parameters().empty() && layer.parameters().empty()));
+  nn::LayerNorm no_bias(7, {.bias = false}, draw.device);
+  check(no_bias, layer_1);
+  CHECK(no_bias.named_parameters().size() == 1);
+  CHECK_FALSE(no_bias.bias.defined());
 }
 
 TEST_CASE("grouped-query attention with rotary positions follows its formula", "[nn]") {

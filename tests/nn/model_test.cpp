@@ -188,7 +188,7 @@ TEST_CASE("a loss in chunks of logits has the same value and nearly the same gra
     nn::init(*model, {draw.seed});
     const auto step = [&](std::int64_t chunk) {
       model->set_loss_chunk(chunk);
-      drop_gradients(*model);
+      model->zero_grad();
       const Tensor loss = model->loss(tokens, targets);
       loss.backward();
       return std::pair(loss.item(), all_gradients(*model));
@@ -210,6 +210,44 @@ TEST_CASE("a loss in chunks of logits has the same value and nearly the same gra
         CHECK(worst <= (is_head ? 2 * 23 * 0x1p-24 * 5 : 0));
       }
     }
+  }
+}
+
+TEST_CASE("a model's loss ignores targets of -100, however many logits there are", "[nn]") {
+  Draw draw;
+  INFO("seed " << draw.seed);
+  nn::Llama llama(small_llama(), draw.device);
+  nn::Gpt2 gpt2(small_gpt2(), draw.device);
+  const Tensor tokens = draw.tokens({2, 4}, 19);
+  std::vector<std::int32_t> ids = draw.ids(8, 19), masked = ids;
+  for (const std::size_t i : {0, 3, 4}) masked[i] = -100;
+  const Tensor targets = Tensor::from(masked, {2, 4}, draw.device),
+               none = Tensor::from(std::vector<std::int32_t>(8, -100), {2, 4}, draw.device);
+  for (nn::LanguageModel* model : std::initializer_list<nn::LanguageModel*>{&llama, &gpt2}) {
+    nn::init(*model, {draw.seed});
+    const std::vector<float> logits = (*model)(tokens).to_vector<float>();
+    std::vector<float> kept_logits;
+    std::vector<std::int32_t> kept;
+    for (std::size_t r = 0; r < 8; ++r)
+      if (masked[r] >= 0) {
+        kept.push_back(ids[r]);
+        kept_logits.insert(kept_logits.end(), logits.begin() + 19 * r,
+                           logits.begin() + 19 * (r + 1));
+      }
+    const double expected = cross_entropy_of(kept_logits, kept);
+    for (const std::int64_t chunk : {std::int64_t{1}, std::int64_t{40}, nn::kLossChunk})
+      for (const std::optional<double> gradient : {std::optional<double>(), {1.0}}) {
+        model->set_loss_chunk(chunk);
+        // 8 terms of f32, each below 8 with a few roundings of a sum of 19.
+        CHECK(std::abs(model->loss(tokens, targets, {.gradient = gradient}).item() - expected) <
+              8 * 64 * 0x1p-24);
+        model->zero_grad();
+        const Tensor loss = model->loss(tokens, none, {.gradient = gradient});
+        loss.backward();
+        CHECK(loss.item() == 0);
+        for (const auto& [name, values] : all_gradients(*model))
+          CHECK(std::all_of(values.begin(), values.end(), [](float v) { return v == 0; }));
+      }
   }
 }
 
@@ -327,7 +365,7 @@ TEST_CASE("with bf16 parameters a model computes in bf16 and its loss stays clos
     const Tensor loss = model->loss(tokens, targets);
     loss.backward();
     const auto exact = all_gradients(*model);
-    drop_gradients(*model);
+    model->zero_grad();
     for (const Parameter& p : model->parameters()) {  // as a unit of bf16 parameters has them
       state_of(p)->window = raw::cast(p.shard(), bf16).storage();
       state_of(p)->window_offset_bytes = 0;

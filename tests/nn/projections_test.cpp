@@ -30,7 +30,7 @@ void check_same_layer(Layer& separate, Layer& fused, const Layers& parts, const 
   CHECK(y_fused.template to_vector<float>() == y.template to_vector<float>());
   y.backward(g), y_fused.backward(g);
   CHECK(gradient(stack.weight) == stacked(parts, gradient));
-  drop_gradients(fused);
+  fused.zero_grad();
   check_slope(fused, [&](const Tensor& t) { return fused(t); }, x.to_vector<float>(), shape, draw);
 }
 

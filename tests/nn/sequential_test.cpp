@@ -47,7 +47,7 @@ TEST_CASE("a sequence is recomputed as it stands, and refuses a part that is not
   nn::Sequential model(std::make_unique<nn::Linear>(3, 5), relu);
   nn::init(model, {7}, device());
   const Tensor x = Tensor::normal({4, 3}, 0, 1, 11, f32, device());
-  optim::Sgd optimizer(model.parameters(), {.lr = 1});
+  optim::SGD optimizer(model.parameters(), {.lr = 1});
   const auto gradient_of = [&](const Tensor& y) {
     sum(y * y).backward();
     std::vector<float> gradient = model.parameters()[0].grad().to_vector<float>();

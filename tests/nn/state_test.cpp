@@ -149,6 +149,72 @@ TEST_CASE("what does not fit is named in one line, and nothing changes", "[nn]")
   }
 }
 
+TEST_CASE("rules change the names of a source before they are looked up", "[nn]") {
+  const Device device = Device::cpu();
+  Stateful module;
+  module.materialize(device);
+  nn::init(module, {3});
+  const auto trained = bytes_of(module);
+  const StateDict own = module.state_dict();
+  const StateDict other{{"net._orig_mod.lin.weight", own.at("up.weight")},
+                        {"net._orig_mod.lin.bias", own.at("up.bias")},
+                        {"net.stats.mean", own.at("mean")},
+                        {"net.stats.count", own.at("count")}};
+  nn::init(module, {4});
+  const auto before = bytes_of(module);
+  const std::vector<std::pair<std::string, std::vector<Rename>>> wrong = {
+      {"no name in the state dict fits 'nope.*', 'net' of LoadOptions::rename; one is "
+       "'net._orig_mod.lin.bias'",
+       {{"nope.*", "*"}, {"net.*", "*"}, {"net", "up"}}},
+      {"rename 'net.*' to 'up'; give both sides as many *", {{"net.*", "up"}}},
+      {"rename makes 'net.stats.mean' of 'net._orig_mod.lin.bias' and of 'net.stats.mean' in the "
+       "state dict; give rules that keep names apart",
+       {{"net._orig_mod.lin.bias", "net.stats.mean"}}},
+      {"has no tensor 'up.weight'", {{"net.stats.*", "*"}}}};
+  for (const auto& [part, rules] : wrong) {
+    const std::string said = thrown_by([&] { module.load(other, {.rename = rules}); });
+    INFO(said);
+    CHECK(said.find(part) != std::string::npos);
+    CHECK(bytes_of(module) == before);
+  }
+  const LoadOptions options{
+      .rename = {{"net.*", "*"}, {"_orig_mod.lin.*", "up.*"}, {"stats.*", "*"}}};
+  CHECK(nn::check_load(module, DictSource(other), options).missing.empty());
+  module.load(other, options);
+  CHECK(bytes_of(module) == trained);
+}
+
+TEST_CASE("a star of a rule stands for as little as can be, and a rule for the whole name",
+          "[nn]") {
+  const Device device = Device::cpu();
+  Stateful module;
+  module.materialize(device);
+  struct Case {
+    Rename rule;
+    std::string name, becomes;  // empty: does not fit
+  };
+  for (const auto& [rule, name, becomes] : std::vector<Case>{
+           {{"*.b.*", "*-*"}, "a.b.a.b.c", "a-a.b.c"},
+           {{"*", "x.*"}, "w", "x.w"},
+           {{"a*", "b*"}, "a", "b"},
+           {{"*a*a", "[*][*]"}, "aa", "[][]"},
+           {{"w", "v"}, "w", "v"},
+           {{"layers.*.w", "blocks.*.v"}, "layers.0.w", "blocks.0.v"},
+           {{"layers.*.w", "blocks.*.v"}, "layers.0.ww", ""},
+           {{"aa*aa", "*"}, "aaa", ""},
+           {{"*b*c", "**"}, "acb", ""},
+           {{"w", "v"}, "ww", ""},
+       }) {
+    INFO(rule.pattern << " of " << name);
+    const StateDict state{{name, Tensor::ones({1}, f32, device)}};
+    const LoadOptions options{.strict = false, .rename = {rule}};
+    if (becomes.empty())
+      CHECK(thrown_by([&] { module.load(state, options); }).find("no name") != std::string::npos);
+    else
+      CHECK(module.load(state, options).unexpected == std::vector<std::string>{becomes});
+  }
+}
+
 TEST_CASE("a load that is not strict takes what is there and reports the rest", "[nn]") {
   const Device device = Device::cpu();
   Stateful module;

@@ -1,5 +1,5 @@
 // Clip::in_optimizer on one rank: whatever a program does in between, it sees what a pass over the
-// gradients gives. Over ranks: tests/shard/clip_test.
+// gradients gives. Over ranks: tests/shard/optim_clip_test.
 #include <algorithm>
 #include <bit>
 #include <cmath>

@@ -1,5 +1,5 @@
 // Loss scaling on one rank, against PyTorch's rules: which steps are taken, what the scale becomes,
-// and what is refused. Over ranks: tests/shard/grad_scaler_test.
+// and what is refused. Over ranks: tests/shard/optim_grad_scaler_test.
 #include <algorithm>
 #include <limits>
 

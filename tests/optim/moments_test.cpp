@@ -159,3 +159,29 @@ TEST_CASE("a restored optimizer goes on as the first one", "[optim]") {
   for (std::size_t i = 0; i < kShapes.size(); ++i)
     CHECK(get(other.items[i]) == get(f.bag.items[i]));
 }
+
+TEST_CASE(
+    "what is thawed before the step that would drop its moments keeps them, whatever is read") {
+  const auto train = [](bool reads, bool steps) {
+    Fixture f;
+    f.bag.materialize(f.device);
+    nn::init(f.bag, {1});
+    optim::AdamW adamw(f.bag.parameters(), {.lr = 0.1});
+    const auto gradients = [&] { return f.gradients({0, 1, 2, 3, 4}); };
+    give_gradients(f.bag, gradients());
+    adamw.step();
+    adamw.zero_grad();
+    f.bag.items[2].freeze();
+    CHECK(adamw.moments(f.bag.items[2]).empty());
+    if (reads) CHECK_FALSE(adamw.state_dict(f.bag).contains("2.exp_avg"));
+    if (steps) adamw.step();
+    f.bag.items[2].set_trainable(true);
+    adamw.prepare();
+    std::vector<float> moment = adamw.moments(f.bag.items[2])[0].to_vector<float>();
+    return std::ranges::any_of(moment, [](float m) { return m != 0; });
+  };
+  for (const bool reads : {false, true}) {
+    CHECK(train(reads, false));
+    CHECK_FALSE(train(reads, true));
+  }
+}

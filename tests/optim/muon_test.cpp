@@ -1,5 +1,5 @@
 // Muon on one rank: whole steps against double precision, and what it shares with the other
-// optimizers. Its parts: newton_schulz_test. Over ranks: tests/shard/muon_test.
+// optimizers. Its parts: newton_schulz_test. Over ranks: tests/shard/optim_muon_test.
 #include "tessera/optim/muon.hpp"
 
 #include <algorithm>

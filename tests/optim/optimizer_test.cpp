@@ -15,7 +15,7 @@ using Catch::Matchers::Contains;
 namespace {
 
 // A step of SGD on a reference.
-void step_sgd(Reference& r, const Values& g, const optim::SgdOptions& o) {
+void step_sgd(Reference& r, const Values& g, const optim::SGDOptions& o) {
   for (std::size_t i = 0; i < r.p.size(); ++i) {
     r.m[i] = o.momentum * r.m[i] + g[i] + o.weight_decay * r.p[i];
     r.p[i] -= o.lr * r.m[i];
@@ -24,6 +24,13 @@ void step_sgd(Reference& r, const Values& g, const optim::SgdOptions& o) {
 }
 
 }  // namespace
+
+// Programs of before still compile, with a warning.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+static_assert(std::is_same_v<optim::Sgd, optim::SGD> &&
+              std::is_same_v<optim::SgdOptions, optim::SGDOptions>);
+#pragma GCC diagnostic pop
 
 TEST_CASE("AdamW follows its formula", "[optim]") {
   Fixture f;
@@ -59,10 +66,10 @@ TEST_CASE("SGD follows its formula, with and without momentum", "[optim]") {
   Fixture f;
   INFO("seed " << f.draw.seed);
   const double momentum = GENERATE(0.0, 0.9);
-  const optim::SgdOptions options{.lr = 0.01, .momentum = momentum, .weight_decay = 0.1};
+  const optim::SGDOptions options{.lr = 0.01, .momentum = momentum, .weight_decay = 0.1};
   f.bag.materialize(f.device);
   f.start();
-  optim::Sgd optimizer(f.bag.parameters(), options);
+  optim::SGD optimizer(f.bag.parameters(), options);
   const int steps = 12;
   for (int t = 1; t <= steps; ++t) {
     const auto gradients = f.gradients({0, 1, 2, 3, 4});
@@ -91,8 +98,8 @@ TEST_CASE("SGD multiplies by the coefficient that clipping leaves to it", "[opti
   f.bag.materialize(f.device);
   f.start();
   for (std::size_t i = 0; i < kShapes.size(); ++i) set(same.items[i], get(f.bag.items[i]));
-  const optim::SgdOptions options{.lr = 0.1, .momentum = momentum, .weight_decay = 0.1};
-  optim::Sgd in_place(same.parameters(), options), leaves(f.bag.parameters(), options);
+  const optim::SGDOptions options{.lr = 0.1, .momentum = momentum, .weight_decay = 0.1};
+  optim::SGD in_place(same.parameters(), options), leaves(f.bag.parameters(), options);
   for (int k = 0; k < 3; ++k) {
     const auto gradients = f.gradients({0, 1, 2, 3, 4});
     give_gradients(same, gradients);
@@ -101,7 +108,7 @@ TEST_CASE("SGD multiplies by the coefficient that clipping leaves to it", "[opti
       return optim::clip_grad_norm(bag.parameters(), 0.5, optim::NormType::l2, how).item();
     };
     CHECK(norm_of(same, optim::Clip::in_place) == norm_of(f.bag, optim::Clip::in_optimizer));
-    for (optim::Sgd* const optimizer : {&in_place, &leaves}) {
+    for (optim::SGD* const optimizer : {&in_place, &leaves}) {
       optimizer->step();
       optimizer->zero_grad();
     }
@@ -115,7 +122,7 @@ TEST_CASE("an optimizer touches its own parameters only, at the rate set last", 
   INFO("seed " << f.draw.seed);
   f.bag.materialize(f.device);
   f.start();
-  optim::Sgd optimizer({f.bag.items[1]}, {.lr = 1});
+  optim::SGD optimizer({f.bag.items[1]}, {.lr = 1});
   optimizer.set_lr(0.25);
   CHECK(optimizer.lr() == 0.25);
   const auto gradients = f.gradients({0, 1});
@@ -133,7 +140,7 @@ TEST_CASE("weight decay can be another for some parameters", "[optim]") {
   INFO("seed " << f.draw.seed);
   f.bag.materialize(f.device);
   f.start();
-  optim::Sgd optimizer(f.bag.parameters(), {.lr = 0.5, .weight_decay = 0.5});
+  optim::SGD optimizer(f.bag.parameters(), {.lr = 0.5, .weight_decay = 0.5});
   optimizer.set_weight_decay({f.bag.items[1], f.bag.items[3]}, 0);
   optimizer.set_weight_decay({f.bag.items[3]}, 0.25);
   std::vector<Values> before;
@@ -181,7 +188,7 @@ TEST_CASE("parameters that nobody has set aren't trained from the zeros of their
   const Device device = Device::cpu();
   Bag bag({{2, 2}, {3}});
   bag.nn::Module::materialize(device);
-  optim::Sgd optimizer(bag.parameters());
+  optim::SGD optimizer(bag.parameters());
   const auto is_refused = [&](const char* name) {
     CHECK_THROWS_WITH(optimizer.step(), Catch::Contains(std::string("step: parameter '") + name) &&
                                             Catch::Contains("call nn::init, load or assign"));
@@ -203,7 +210,7 @@ TEST_CASE("two optimizers over one group clear the gradients of their own parame
   f.bag.materialize(f.device);
   const auto gradients = f.gradients({0, 1, 2, 3, 4});
   give_gradients(f.bag, gradients);
-  optim::Sgd some({f.bag.items[0], f.bag.items[3]}), others({f.bag.items[1], f.bag.items[2]}),
+  optim::SGD some({f.bag.items[0], f.bag.items[3]}), others({f.bag.items[1], f.bag.items[2]}),
       last({f.bag.items[4]});
   some.zero_grad();
   const FlatGroup& group = *state_of(f.bag.items[0])->group;
@@ -222,7 +229,7 @@ TEST_CASE("two optimizers over one group clear the gradients of their own parame
   CHECK(f.bag.items[4].grad().to_vector<float>() == gradients.at(4));
   last.zero_grad();
   for (const float x : f.bag.items[4].grad().to_vector<float>()) CHECK(x == 0);
-  optim::Sgd(f.bag.parameters()).zero_grad();
+  optim::SGD(f.bag.parameters()).zero_grad();
   CHECK_FALSE(group.gradient.defined());
 }
 
@@ -234,8 +241,8 @@ TEST_CASE("optimizers refuse what makes no sense", "[optim]") {
   CHECK_THROWS_AS(optim::AdamW(parameters, {.beta2 = 1}), ContractError);
   CHECK_THROWS_AS(optim::AdamW(parameters, {.lr = NAN}), ContractError);
   CHECK_THROWS_AS(optim::AdamW(parameters, {.eps = INFINITY}), ContractError);
-  CHECK_THROWS_AS(optim::Sgd(parameters, {.momentum = 1}), ContractError);
-  CHECK_THROWS_WITH(optim::Sgd({Parameter()}), Contains("an undefined parameter"));
+  CHECK_THROWS_AS(optim::SGD(parameters, {.momentum = 1}), ContractError);
+  CHECK_THROWS_WITH(optim::SGD({Parameter()}), Contains("an undefined parameter"));
   CHECK_THROWS_WITH(optim::clip_grad_norm({Parameter()}, 1), Contains("an undefined parameter"));
   optim::AdamW optimizer(parameters);
   CHECK_THROWS_WITH(optimizer.prepare(), Contains("call materialize on the model"));
@@ -249,7 +256,7 @@ TEST_CASE("a setter refuses what its constructor does, and names it", "[optim]")
   INFO("seed " << f.draw.seed);
   f.bag.materialize(f.device);
   optim::AdamW adamw(f.bag.parameters(), {.lr = 0.5});
-  optim::Sgd sgd(f.bag.parameters(), {.lr = 0.5});
+  optim::SGD sgd(f.bag.parameters(), {.lr = 0.5});
   for (optim::Optimizer* const optimizer :
        {static_cast<optim::Optimizer*>(&adamw), static_cast<optim::Optimizer*>(&sgd)}) {
     CHECK_THROWS_WITH(optimizer->set_lr(std::nan("")), Contains("Optimizer::set_lr: lr is nan"));
@@ -261,14 +268,14 @@ TEST_CASE("a setter refuses what its constructor does, and names it", "[optim]")
     optimizer->set_lr(0);
     CHECK(optimizer->lr() == 0);
   }
-  CHECK_THROWS_AS(optim::Sgd(f.bag.parameters(), {.lr = INFINITY}), ContractError);
+  CHECK_THROWS_AS(optim::SGD(f.bag.parameters(), {.lr = INFINITY}), ContractError);
   CHECK_THROWS_AS(optim::AdamW(f.bag.parameters(), {.weight_decay = INFINITY}), ContractError);
 }
 
 TEST_CASE("SGD keeps a momentum buffer under each name, if it has momentum", "[optim]") {
   Bag bag({{3, 2}, {3}});
   bag.materialize(Device::cpu());
-  optim::Sgd plain(bag.parameters()), heavy(bag.parameters(), {.momentum = 0.5});
+  optim::SGD plain(bag.parameters()), heavy(bag.parameters(), {.momentum = 0.5});
   CHECK(plain.state_dict(bag).size() == 2 * 2 + 2);
   const StateDict state = heavy.state_dict(bag);
   CHECK(state.size() == 2 * 3 + 2);

@@ -1,6 +1,6 @@
 // Parameters without a unit: one flat group, gradients written into it, arrival counts.
 #include "tessera/param/parameter.hpp"
-#include "runtime/optim/group_part.hpp"
+#include "runtime/param/group_part.hpp"
 #include "runtime/param/parameter_state.hpp"
 
 #include <stdexcept>
@@ -72,7 +72,7 @@ TEST_CASE("zero_grad of a parameter's tensor is refused, and clears nothing") {
   sum(m.a.value() * m.a.value()).backward();
   CHECK_THROWS_WITH(m.a.value().zero_grad(),
                     Catch::Contains("parameter 'a' shares the gradient of its flat group") &&
-                        Catch::Contains("call zero_grad of an optimizer"));
+                        Catch::Contains("call zero_grad of its module or of an optimizer"));
   CHECK(values(m.a.grad()) == std::vector<float>(6, 4));
 }
 

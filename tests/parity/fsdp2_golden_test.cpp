@@ -60,8 +60,8 @@ std::vector<Parameter> named_like(nn::Module& model, const std::vector<std::stri
 std::unique_ptr<optim::Optimizer> make_optimizer(nn::Module& model, const json& cell) {
   const json& o = cell["optimizer"];
   if (o["name"] == "SGD")
-    return std::make_unique<optim::Sgd>(
-        model.parameters(), optim::SgdOptions{.lr = o["lr"], .momentum = o["momentum"]});
+    return std::make_unique<optim::SGD>(
+        model.parameters(), optim::SGDOptions{.lr = o["lr"], .momentum = o["momentum"]});
   auto optimizer = std::make_unique<optim::AdamW>(
       model.parameters(), optim::AdamWOptions{.lr = o["lr"],
                                               .beta1 = o["betas"][0],

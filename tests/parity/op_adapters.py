@@ -179,6 +179,8 @@ def parts(x, dim=0, **k):
 def narrow(x, dim, start, length):
     if isinstance(start, torch.Tensor):
         raise Other("a tensor as number")
+    if length < 0:
+        raise Other("a negative length: an end of slice, which counts from the back")
     return [x, dim, start + x.shape[dim] if start < 0 else start, length]
 
 

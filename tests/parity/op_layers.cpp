@@ -38,16 +38,13 @@ struct Options {
 Tensor or_none(const Call& c, std::size_t i) { return c.has(i) ? c.t(i) : Tensor(); }
 DType dtype(const Call& c, std::size_t i) { return dtype_of_name(c.args.at(i)); }
 
-// Ours normalizes over the last dimension, PyTorch over the last `dims`, with or without weights.
+// Ours normalizes over the last dimension, PyTorch over the last `dims`.
 struct Rows {
   const Call& call;
   int dims;
   Tensor x = flatten(call.t(0), -dims);
 
-  Tensor weight(std::size_t i, double otherwise) const {
-    if (call.has(i)) return flatten(call.t(i));
-    return Tensor::full({x.size(-1)}, otherwise, x.dtype(), x.device());
-  }
+  Tensor weight(std::size_t i) const { return call.has(i) ? flatten(call.t(i)) : Tensor(); }
   Tensor back(const Tensor& y) const { return reshape(y, call.t(0).shape()); }
 };
 
@@ -81,11 +78,11 @@ const std::map<std::string, Ours>& layers() {
       {"embedding", one([](const Call& c) { return embedding(c.t(0), c.t(1)); })},
       {"rms_norm", one([](const Call& c) {
          const Rows rows{c, c.dim(3)};
-         return rows.back(rms_norm(rows.x, rows.weight(1, 1), c.number(2)));
+         return rows.back(rms_norm(rows.x, rows.weight(1), c.number(2)));
        })},
       {"layer_norm", one([](const Call& c) {
          const Rows rows{c, c.dim(4)};
-         return rows.back(layer_norm(rows.x, rows.weight(1, 1), rows.weight(2, 0), c.number(3)));
+         return rows.back(layer_norm(rows.x, rows.weight(1), rows.weight(2), c.number(3)));
        })},
       {"dropout", one([](const Call& c) { return dropout(c.t(0), c.number(1), 1, 0); })},
       {"cross_entropy", one([](const Call& c) {

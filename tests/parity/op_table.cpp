@@ -56,6 +56,14 @@ Order order_of(const Call& c, std::size_t i) {
 
 }  // namespace
 
+// The functions of unary.def.
+#define TESSERA_UNARY(name, theirs, result, on_floats, on_integers, slope, ...) \
+  TESSERA_CALLS_##slope(name)
+#define TESSERA_CALLS_fused(name) {#name, unary(name)},
+#define TESSERA_CALLS_composed(name) TESSERA_CALLS_fused(name)
+#define TESSERA_CALLS_steps(name) TESSERA_CALLS_fused(name)
+#define TESSERA_CALLS_own(name)
+
 const std::map<std::string, Ours>& operations() {
   static const std::map<std::string, Ours> table = {
       {"add", binary([](const auto& a, const auto& b) { return a + b; })},
@@ -95,38 +103,21 @@ const std::map<std::string, Ours>& operations() {
        }},
       {"masked_fill",
        [](const Call& c) { return Tensors{masked_fill(c.t(0), c.t(1), c.number(2))}; }},
-      {"exp", unary(exp)},
-      {"expm1", unary(expm1)},
-      {"log", unary(log)},
-      {"log1p", unary(log1p)},
-      {"sqrt", unary(sqrt)},
-      {"rsqrt", unary(rsqrt)},
-      {"sin", unary(sin)},
-      {"cos", unary(cos)},
-      {"tanh", unary(tanh)},
-      {"erf", unary(erf)},
-      {"abs", unary(abs)},
-      {"sign", unary(sign)},
-      {"floor", unary(floor)},
-      {"round", unary(round)},
       {"ceil", [](const Call& c) { return Tensors{-floor(-c.t(0))}; }},
       {"trunc", [](const Call& c) { return Tensors{sign(c.t(0)) * floor(abs(c.t(0)))}; }},
       {"tan", [](const Call& c) { return Tensors{sin(c.t(0)) / cos(c.t(0))}; }},
       {"exp2", [](const Call& c) { return Tensors{pow(2.0, c.t(0))}; }},
-      {"relu", unary(relu)},
       {"leaky_relu", [](const Call& c) { return Tensors{leaky_relu(c.t(0), c.number(1))}; }},
       {"elu", [](const Call& c) { return Tensors{elu(c.t(0), c.number(1))}; }},
       {"gelu",
        [](const Call& c) {
          return Tensors{c.args.at(1) == "tanh" ? gelu(c.t(0)) : gelu_exact(c.t(0))};
        }},
-      {"sigmoid", unary(sigmoid)},
       {"log_sigmoid", unary(log_sigmoid)},
       {"softplus", one([](const Call& c) {
          const double beta = c.number(1);
          return beta == 1 ? softplus(c.t(0)) : softplus(c.t(0) * beta) / beta;
        })},
-      {"silu", unary(silu)},
       {"sum", reduction(sum)},
       {"mean", reduction(mean)},
       {"prod",
@@ -249,6 +240,7 @@ const std::map<std::string, Ours>& operations() {
       {"outer", pair(outer)},
       {"one_hot", [](const Call& c) { return Tensors{one_hot(c.t(0), c.whole(1))}; }},
       {"matmul", [](const Call& c) { return Tensors{matmul(c.t(0), c.t(1))}; }},
+#include "tessera/kernels/unary.def"
   };
   return table;
 }

@@ -1,6 +1,11 @@
 """OPS and ALSO: PyTorch's operations, and ours that stand beside them. NONE: ours that stand beside nothing."""
+import pathlib
+import re
+
 import torch
 from op_adapters import *
+
+ROWS = pathlib.Path(__file__).resolve().parent.parent.parent / "include/tessera/kernels/unary.def"
 
 # theirs -> ours, and how their arguments become ours
 OPS = {
@@ -13,11 +18,10 @@ OPS = {
     "ge": ("ge", binary), "logical_and": ("logical_and", binary), "logical_or": ("logical_or", binary),
     "logical_not": ("logical_not", unary), "isnan": ("isnan", unary), "isinf": ("isinf", unary), "isfinite": ("isfinite", unary),
     "where": ("where", where), "masked_fill": ("masked_fill", masked_fill),
-    "exp": ("exp", unary), "expm1": ("expm1", unary), "log": ("log", unary), "log1p": ("log1p", unary), "sqrt": ("sqrt", unary),
-    "rsqrt": ("rsqrt", unary), "sin": ("sin", unary), "cos": ("cos", unary), "tanh": ("tanh", unary), "erf": ("erf", unary),
-    "abs": ("abs", unary), "sign": ("sign", unary), "floor": ("floor", unary), "round": ("round", round_),
-    "nn.functional.relu": ("relu", unary), "nn.functional.leaky_relu": ("leaky_relu", activation("negative_slope", 0.01)),
-    "nn.functional.elu": ("elu", elu), "nn.functional.gelu": ("gelu", gelu), "sigmoid": ("sigmoid", unary),
+    # the rows of unary.def, of which some take more below
+    **{theirs: (ours, unary) for ours, theirs in re.findall(r'^TESSERA_UNARY\((\w+), *"([\w.]+)".*(?:fused|composed|steps),', ROWS.read_text(), re.MULTILINE)},
+    "round": ("round", round_), "nn.functional.leaky_relu": ("leaky_relu", activation("negative_slope", 0.01)),
+    "nn.functional.elu": ("elu", elu), "nn.functional.gelu": ("gelu", gelu),
     "nn.functional.logsigmoid": ("log_sigmoid", unary), "nn.functional.softplus": ("softplus", softplus),
     "nn.functional.silu": ("silu", activation("inplace", None)),
     "sum": ("sum", reduction), "mean": ("mean", reduction), "prod": ("prod", reduction), "var": ("var", spread),

@@ -3,6 +3,7 @@
 #include <iostream>
 
 #include "tests/promises/trials.hpp"
+#include "tests/support/executors.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;
@@ -11,11 +12,10 @@ TEST_CASE("an abort before and after every collective of a step", "[promises][ab
   std::uint64_t tried = 0;
   GridShare share;
   for (const Trap trap : {Trap::launch, Trap::body, Trap::finish})
-    for (const auto executor :
-         {ExecutorKind::threaded, ExecutorKind::inlined, ExecutorKind::shuffled})
+    for (const ExecutorChoice& executor : executors(fresh_seed()))
       for (const int ranks : share.of({2, 3}))
         tried += try_all({.ranks = ranks,
-                          .options = {.executor = executor, .schedule_seed = fresh_seed()},
+                          .options = {.executor = executor},
                           .trap = trap,
                           .only_collectives = true},
                          Cell{.reshard = Reshard::always, .micro_batches = 3});

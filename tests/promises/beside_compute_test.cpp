@@ -98,12 +98,12 @@ TEST_CASE("a gather waits for its unit's update, not for what is computed before
   nn::Linear heavy(kWidth, kWidth), unit(kWidth, kWidth);  // heavy is no unit's
   fully_shard(unit, {.mesh = DeviceMesh::flat(world)});
   for (nn::Linear* const layer : {&heavy, &unit}) nn::init(*layer, {1}, world.device());
-  optim::Sgd of_heavy(heavy.parameters(), {.lr = 0.1}), of_unit(unit.parameters(), {.lr = 0.1});
+  optim::SGD of_heavy(heavy.parameters(), {.lr = 0.1}), of_unit(unit.parameters(), {.lr = 0.1});
   const Tensor x = Tensor::zeros({kWidth, kWidth}, f32, world.device());
   Recorder recorder(world.device(), cost);
   for (int step = 0; step < 5; ++step) {
     mean_square(unit(heavy(x))).backward();
-    for (optim::Sgd* const optimizer : {&of_heavy, &of_unit}) {
+    for (optim::SGD* const optimizer : {&of_heavy, &of_unit}) {
       optimizer->step();
       optimizer->zero_grad();
     }

@@ -11,7 +11,7 @@
 
 namespace {
 
-std::atomic<std::int64_t> made{0}, freed{0}, held_bytes{0};
+std::atomic<std::int64_t> made{0}, freed{0}, held_bytes{0}, peak_bytes{0};
 thread_local std::int64_t allowed = -1;  // negative: all
 
 void* allocate(std::size_t bytes, std::size_t alignment) {
@@ -24,7 +24,11 @@ void* allocate(std::size_t bytes, std::size_t alignment) {
   }
   if (allowed > 0) --allowed;
   made.fetch_add(1, std::memory_order_relaxed);
-  held_bytes.fetch_add(static_cast<std::int64_t>(malloc_usable_size(p)), std::memory_order_relaxed);
+  const auto size = static_cast<std::int64_t>(malloc_usable_size(p));
+  const std::int64_t held = held_bytes.fetch_add(size, std::memory_order_relaxed) + size;
+  std::int64_t peak = peak_bytes.load(std::memory_order_relaxed);
+  while (held > peak && !peak_bytes.compare_exchange_weak(peak, held, std::memory_order_relaxed)) {
+  }
   return p;
 }
 void release(void* p) noexcept {
@@ -39,8 +43,10 @@ void release(void* p) noexcept {
 }  // namespace
 
 tessera::testing::Allocations tessera::testing::allocations() {
-  return {made.load(), freed.load(), held_bytes.load()};
+  return {made.load(), freed.load(), held_bytes.load(), peak_bytes.load()};
 }
+
+void tessera::testing::reset_peak_of_allocations() { peak_bytes = held_bytes.load(); }
 
 void tessera::testing::refuse_allocations(std::int64_t from) { allowed = from; }
 

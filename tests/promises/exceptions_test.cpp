@@ -8,6 +8,7 @@
 
 #include "tessera/optim/grad_scaler.hpp"
 #include "tests/promises/trials.hpp"
+#include "tests/support/executors.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;
@@ -123,12 +124,9 @@ void with_pair(World& world, Trapper& trapper, const std::function<void(Subject&
 TEST_CASE("an exception in the model's own code: a reset, and training goes on",
           "[promises][exceptions][threads][fsdp2-057]") {
   std::uint64_t tried = 0;
-  for (const auto executor :
-       {ExecutorKind::threaded, ExecutorKind::inlined, ExecutorKind::shuffled})
-    for (const int ranks : {1, 2, 3})
-      tried += try_all({.ranks = ranks,
-                        .options = {.executor = executor, .schedule_seed = fresh_seed()},
-                        .trap = Trap::hook},
+  for (const int ranks : {1, 2, 3})
+    for (const ExecutorChoice& executor : executors(fresh_seed()))
+      tried += try_all({.ranks = ranks, .options = {.executor = executor}, .trap = Trap::hook},
                        with_wired);
   std::cout << tried << " exceptions in hooks\n";
   CHECK(tried >= at_least(200));
@@ -138,13 +136,10 @@ TEST_CASE("an exception at every launch and in every body: a reset, and training
           "[promises][exceptions][threads]") {
   std::uint64_t tried = 0;
   for (const Trap trap : {Trap::launch, Trap::body})
-    for (const auto executor :
-         {ExecutorKind::threaded, ExecutorKind::inlined, ExecutorKind::shuffled})
-      for (const int ranks : {1, 2, 3})
-        tried += try_all({.ranks = ranks,
-                          .options = {.executor = executor, .schedule_seed = fresh_seed()},
-                          .trap = trap},
-                         with_wired);
+    for (const int ranks : {1, 2, 3})
+      for (const ExecutorChoice& executor : executors(fresh_seed()))
+        tried +=
+            try_all({.ranks = ranks, .options = {.executor = executor}, .trap = trap}, with_wired);
   std::cout << tried << " exceptions at launches and in bodies of the stack\n";
   CHECK(tried >= at_least(500));
 }
@@ -166,13 +161,10 @@ TEST_CASE("an exception wherever an observer is told of an event or of memory: a
           "[promises][exceptions][threads]") {
   std::uint64_t tried = 0;
   for (const Trap trap : {Trap::record, Trap::wait, Trap::block, Trap::memory}) {
-    for (const auto executor :
-         {ExecutorKind::threaded, ExecutorKind::inlined, ExecutorKind::shuffled})
-      for (const int ranks : {1, 2, 3})
+    for (const int ranks : {1, 2, 3})
+      for (const ExecutorChoice& executor : executors(fresh_seed()))
         if (ranks > 1 || trap != Trap::wait)  // a rank alone uses one stream
-          tried += try_all({.ranks = ranks,
-                            .options = {.executor = executor, .schedule_seed = fresh_seed()},
-                            .trap = trap},
+          tried += try_all({.ranks = ranks, .options = {.executor = executor}, .trap = trap},
                            with_wired);
     tried += try_all({.ranks = 2, .trap = trap}, Cell{.recomputes = true, .param = bf16});
     tried += try_all({.ranks = 2, .trap = trap}, Cell{.param = bf16, .offload = Offload::cpu});

@@ -3,6 +3,7 @@
 #include <stdexcept>
 
 #include "tests/promises/support.hpp"
+#include "tests/support/executors.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;
@@ -72,8 +73,7 @@ void step(Fragile& model, optim::AdamW& optimizer, World& world, bool fails, Mom
 
 TEST_CASE("a rank that throws in a step is named to its peers, and nobody hangs",
           "[promises][threads]") {
-  for (const ExecutorKind executor :
-       {ExecutorKind::threaded, ExecutorKind::inlined, ExecutorKind::shuffled})
+  for (const ExecutorChoice& executor : executors())
     for (const int ranks : {2, 3, 4})
       for (const Moment moment : kMoments) {
         const int thrower = (static_cast<int>(moment) + ranks) % ranks;

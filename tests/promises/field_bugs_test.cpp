@@ -14,6 +14,7 @@
 #include "runtime/device/testing.hpp"
 #include "tessera/device/observe/race_checker.hpp"
 #include "tessera/memory/arena.hpp"
+#include "tests/schedules/shuffled.hpp"
 #include "tests/shard/support.hpp"
 
 using namespace tessera;
@@ -262,7 +263,7 @@ TEST_CASE("F12: storage goes back to the system while a side stream copies from 
 TEST_CASE("F13: ranks issue their collectives in different orders", "[promises]") {
   std::string message;
   try {
-    run_checked(2, {.executor = ExecutorKind::shuffled, .schedule_seed = 5}, [](World& world) {
+    run_checked(2, {.executor = testing::shuffled(5)}, [](World& world) {
       const char* names[] = {"reduce layers.0", "reduce layers.1"};
       for (const int i : {0, 1})
         world.reduce().submit({.kind = CollectiveKind::barrier}, names[(i + world.rank()) % 2], {});

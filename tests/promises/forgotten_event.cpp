@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tessera/memory/memory.hpp"
+#include "tests/schedules/shuffled.hpp"
 
 using namespace tessera;
 
@@ -17,7 +18,7 @@ namespace {
 constexpr int kFloats = 64;
 
 float sum_on_gather(std::uint64_t seed, bool is_ordered) {
-  const Device device = Device::cpu({.executor = ExecutorKind::shuffled, .schedule_seed = seed});
+  const Device device = Device::cpu({.executor = testing::shuffled(seed)});
   Buffer buffer = Memory::of(device).allocate(kFloats * sizeof(float), StreamId::compute);
   auto* const data = reinterpret_cast<float*>(buffer.data());
   float sum = 0;

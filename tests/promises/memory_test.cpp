@@ -2,7 +2,7 @@
 // rank, in every step, evaluation and save, live and reserved, byte by byte and owner by owner.
 #include <set>
 
-#include "runtime/optim/group_part.hpp"
+#include "runtime/param/group_part.hpp"
 #include "tests/promises/memory.hpp"
 #include "tests/support/share.hpp"
 

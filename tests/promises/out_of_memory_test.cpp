@@ -3,6 +3,7 @@
 #include <iostream>
 
 #include "tests/promises/trials.hpp"
+#include "tests/schedules/shuffled.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;
@@ -20,9 +21,10 @@ TEST_CASE("out of memory at every allocation of a step is survived",
                         .trap = Trap::allocation},
                        cell);
     }
-  for (const auto executor : {ExecutorKind::inlined, ExecutorKind::shuffled})
+  for (const ExecutorChoice& executor :
+       {ExecutorChoice(ExecutorKind::inlined), testing::shuffled(fresh_seed())})
     tried += try_all({.ranks = 3,
-                      .options = {.executor = executor, .schedule_seed = fresh_seed()},
+                      .options = {.executor = executor},
                       .trap = Trap::allocation,
                       .stride = 3 * stride()},
                      Cell{});

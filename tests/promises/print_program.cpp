@@ -57,12 +57,16 @@ void print(std::ostream& out, const PartPlan& part, int depth) {
     if (s.kind == Statement::own) out << " own";
     if (s.kind == Statement::outer) out << " outer";
     if (s.kind == Statement::backward) out << " backward" << (s.retains ? " twice" : "");
+    if (s.kind == Statement::backward_apart)
+      out << " backward apart of " << s.callee << (s.retains ? " retained" : "");
     if (s.kind == Statement::streamed) out << " streamed used " << s.used;
     if (s.kind == Statement::call || s.kind == Statement::call_elsewhere)
       out << (s.kind == Statement::call ? " " : " w") << s.callee
           << (s.recomputed ? " recomputed" : "") << (s.selectively ? " selectively" : "")
-          << (s.gets_input ? " with input" : "") << (s.without_gradient ? " no_grad" : "")
-          << " used " << (s.used);
+          << (s.captures     ? " with captured"
+              : s.gets_input ? " with input"
+                             : "")
+          << (s.without_gradient ? " no_grad" : "") << " used " << (s.used);
     out << ",";
   }
   if (part.output != f32) out << " gives " << name(part.output) << ",";
@@ -97,6 +101,9 @@ void print(std::ostream& out, const Program& program) {
         << (program.clips_in_optimizer ? " in the step" : "");
   if (!program.mesh_ranks.empty()) out << ", a mesh of ranks";
   for (const int rank : program.mesh_ranks) out << " " << rank;
+  if (program.fails)
+    out << ", step " << program.fails->step << " fails at call " << program.fails->at
+        << " of second runs on " << program.fails->ranks;
   out << "\n";
   print(out, program.root, 0);
   for (const Step& step : program.steps) {
@@ -107,6 +114,7 @@ void print(std::ostream& out, const Program& program) {
               : f.is_dropped  ? " dropped"
                               : " forward")
           << " in " << (f.in_loss) << ",";
+      if (f.skipped) out << " without children " << f.skipped << ",";
     }
     for (const auto& b : step.backwards) {
       out << " backward of";
@@ -120,7 +128,13 @@ void print(std::ostream& out, const Program& program) {
     if (step.ends_dropped) out << " dropped,";
     for (const int i : step.turned)
       out << " parameter " << i << " turned" << (step.is_turned_late ? " late," : ",");
-    if (step.keeps_gradients) out << " gradients kept";
+    if (step.keeps_gradients) out << " gradients kept,";
+    if (step.steps_before) out << " a step before,";
+    if (step.steps_more > 0) out << " steps more: " << step.steps_more << ",";
+    if (step.exchanges) out << " exchanges,";
+    if (const auto& f = step.failure)
+      out << " fails at " << f->forward << " on " << f->ranks << (f->on_device ? " in a body" : "")
+          << ", then exchanges: " << f->exchanges;
     out << "\n";
   }
 }

@@ -6,11 +6,14 @@
 // thawed between steps, backwards that leave reductions to later ones, parameters that travel in
 // another form, are stored in fewer bits or left alone by units, hooks of reductions, units told
 // otherwise between forwards, inputs in vectors and optionals, inputs and outputs in 16 bits,
-// buffers that calls move, losses inside of calls, several roots, losses that are scaled, first
-// steps that are planned, meshes with and without replicas, and by hand, clipping by the largest
-// gradient or by their sum, and steps of SGD, of AdamW and of Muon with some tables as its
-// matrices. Ranks and streams run in an order that the seed chooses, or as threads, or each rank in
-// program order, some with freed memory poisoned.
+// buffers that calls move, losses inside of calls, some apart from what goes backward later,
+// several roots, micro-batches that call different units, captured tensors, attempts that fail in
+// the second run of a recomputed function, losses that are scaled, first steps that are planned,
+// meshes with and without replicas, and by hand, clipping by the largest gradient or by their sum,
+// and steps of SGD, of AdamW and of Muon with some tables as its matrices, also without gradients,
+// collectives of the program's own, and steps that fail on some ranks, in the host or in a body,
+// are reset and made again. Ranks and streams run in an order that the seed chooses, or as threads,
+// or each rank in program order, some with freed memory poisoned.
 //
 //   programs --count 10000 [--first N]     seeds N.., in two processes
 //   programs --seed 7                      one of them, and what it is: what a failure prints
@@ -39,11 +42,7 @@ std::string complaint(Program program) {
   Values expected, found;
   try {
     expected = on_one_rank(program);
-    run_local(program.ranks,
-              {.executor = program.executor,
-               .schedule_seed = program.seed,
-               .threads = 1,
-               .race_checker = checker},
+    run_local(program.ranks, {.executor = program.executor, .threads = 1, .race_checker = checker},
               [&](World& world) {
                 Values own = on_rank(program, world);
                 if (world.rank() == 0) found = std::move(own);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -66,6 +67,7 @@ class Part final : public nn::Module {
         if (Part& child = *children_[static_cast<std::size_t>(i)];
             autograd::grad_enabled() && has(plan_.reads_later, rank))
           h = added(h, child.weight(), child.rows_);
+      if (autograd::in_backward()) parts_[0]->count_second_run();
       return h;
     };
     const Tensor y = call(body, cast(x, plan_.input), more);
@@ -161,6 +163,12 @@ class Part final : public nn::Module {
     return all;
   }
 
+  // Of the root: which children its next calls leave out; at which of the parts' calls in second
+  // runs one throws, 0 for none.
+  void skip(unsigned children) { skipped_ = children; }
+  void throw_at(int second_run) { throws_at_ = second_run; }
+  static constexpr const char* kThrown = "a part's call in a second run";
+
   // The most rows that have given a parameter a gradient since they were forgotten.
   std::int64_t most_rows() const {
     std::int64_t most = std::max(rows_, table_->uses);
@@ -238,21 +246,25 @@ class Part final : public nn::Module {
     if (s.kind == Statement::own) return weighed(h);
     if (s.kind == Statement::outer) return outer_->weighed(h);
     if (s.kind == Statement::backward) return turned_back(s, h);
+    if (s.kind == Statement::call && (skipped_ >> s.callee & 1U) != 0) return bent(h);
     const auto with = [&](const Tensor& y) { return has(s.used, rank) ? joined(h, y) : bent(h); };
     if (s.kind == Statement::streamed) return with(of_table(h));
     const auto callee = static_cast<std::size_t>(s.callee);
-    Part& child = s.kind == Statement::call ? *children_[callee] : *parts_[callee];
+    Part& child = s.kind != Statement::call_elsewhere ? *children_[callee] : *parts_[callee];
     const auto called = [&child, rank](const Tensor& in) { return cast(child(in, rank), f32); };
+    if (s.kind == Statement::backward_apart) return turned_back_apart(s, h, called);
     Tensor y;
     if (s.without_gradient) {
       const NoGradGuard no_gradient;
       y = called(h.detach());
     } else if (s.recomputed) {
-      const auto body = [called, between = s.selectively](std::span<const Tensor> in) {
-        const Tensor input = in.size() > 1 ? in[0] + in[1] * 0.5 : in[0];
+      const auto body = [called, between = s.selectively,
+                         captured = s.captures ? x : Tensor()](std::span<const Tensor> in) {
+        const Tensor& second = in.size() > 1 ? in[1] : captured;
+        const Tensor input = second.defined() ? in[0] + second * 0.5 : in[0];
         return between ? turned(called(turned(input))) : called(input);
       };
-      y = recompute(body, s.gets_input ? std::vector{h, x} : std::vector{h},
+      y = recompute(body, s.gets_input && !s.captures ? std::vector{h, x} : std::vector{h},
                     s.selectively ? keep_ : Keep());
     } else {
       y = called(h);
@@ -266,6 +278,21 @@ class Part final : public nn::Module {
     if (s.retains) loss.backward({}, true);
     loss.backward();
     return h.detach();
+  }
+
+  // Its own history goes on behind the loss's.
+  template <class F>
+  static Tensor turned_back_apart(const Statement& s, const Tensor& h, const F& called) {
+    if (!autograd::grad_enabled()) return bent(h);
+    Tensor leaf = h.detach();
+    leaf.require_grad();
+    const Tensor y = called(leaf);
+    sum(y * y).backward({}, s.retains);
+    return joined(h, leaf.grad());
+  }
+
+  void count_second_run() {
+    if (throws_at_ > 0 && --throws_at_ == 0) throw std::runtime_error(kThrown);
   }
 
   Tensor of_table(const Tensor& h) {
@@ -289,6 +316,8 @@ class Part final : public nn::Module {
   std::int64_t rows_ = 0;
   bool is_sharded_ = false;  // units then give their outputs in another dtype, else the part does
   int rank_ = 0;             // whose part of the program runs
+  unsigned skipped_ = 0;
+  int throws_at_ = 0;
   std::vector<std::unique_ptr<Part>> children_;
 };
 

@@ -249,4 +249,26 @@ void add_buffers(ProgramDice& dice, PartPlan& root) {
   for_each_part(root, [&](PartPlan& part) { part.has_buffer = dice.once_in(2); });
 }
 
+// A rank that has dropped what a peer keeps for later would go back along it at once: all use all.
+// Of several roots what is retained would be all that a pass behind it goes along, but the last.
+bool add_losses_apart(ProgramDice& dice, PartPlan& root) {
+  if (!dice.once_in(6) || !root.read_later.empty()) return false;
+  const Statement loss{.kind = Statement::backward_apart,
+                       .callee = dice.below(static_cast<int>(root.children.size())),
+                       .retains = dice.once_in(3) && root.is_unit};
+  for (int losses = 1 + dice.below(2); losses > 0; --losses)
+    root.body.insert(root.body.end() - dice.below(2), {loss, Statement()});
+  for_each_part(root, [](PartPlan& part) {
+    for (Statement& s : part.body) s.used = kAllRanks;
+  });
+  return true;
+}
+
+void vary_captures(ProgramDice& dice, PartPlan& root) {
+  if (!dice.once_in(3)) return;
+  for_each_part(root, [&](PartPlan& part) {
+    for (Statement& s : part.body) s.captures = s.gets_input && dice.once_in(2);
+  });
+}
+
 }  // namespace tessera::testing

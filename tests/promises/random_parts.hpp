@@ -31,5 +31,9 @@ void vary_inputs(ProgramDice& dice, PartPlan& root);
 void add_buffers(ProgramDice& dice, PartPlan& root);
 // Losses inside of the root's calls, in a quarter of the programs. Returns whether there are any.
 bool add_losses(ProgramDice& dice, PartPlan& root);
+// The same of losses apart from what comes before, in a sixth.
+bool add_losses_apart(ProgramDice& dice, PartPlan& root);
+// Recomputed functions that capture what others get as an input.
+void vary_captures(ProgramDice& dice, PartPlan& root);
 
 }  // namespace tessera::testing

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "tests/promises/random_parts.hpp"
+#include "tests/schedules/shuffled.hpp"
 
 namespace tessera::testing {
 namespace {
@@ -159,8 +160,8 @@ void vary_options(ProgramDice& dice, Program& program) {
 void choose_executor(ProgramDice& dice, Program& program) {
   const int drawn = dice.below(16);
   program.executor = drawn == 0   ? ExecutorKind::threaded
-                     : drawn == 1 ? ExecutorKind::inlined
-                                  : ExecutorKind::shuffled;
+                     : drawn == 1 ? ExecutorChoice(ExecutorKind::inlined)
+                                  : shuffled(program.seed);
   program.is_poisoned = dice.once_in(6);
 }
 
@@ -184,6 +185,41 @@ void clip(ProgramDice& dice, Program& program) {
   program.clips_by_sum = dice.once_in(2);
 }
 
+// Micro-batches that leave out children of the root, in a third of the programs; none whose weight
+// the root reads later, nor of several roots the first that is called behind losses: a pass along
+// no call of a unit brings in nothing.
+void vary_micro_batches(ProgramDice& dice, Program& program) {
+  if (!dice.once_in(3)) return;
+  unsigned read = 0;
+  for (const int i : program.root.read_later) read |= 1U << i;
+  const auto is_region = [](const Statement& s) {
+    return s.kind == Statement::call && !s.without_gradient;
+  };
+  const std::vector<Statement>& body = program.root.body;
+  const auto is_loss = [](const Statement& s) { return s.kind == Statement::backward; };
+  const auto behind = std::find_if(body.rbegin(), body.rend(), is_loss).base(),
+             first = std::find_if(behind, body.end(), is_region);
+  if (!program.root.is_unit) read |= first == body.end() ? ~0U : 1U << first->callee;
+  for (Step& step : program.steps)
+    for (Step::Forward& f : step.forwards)
+      if (dice.once_in(2)) f.skipped = static_cast<unsigned>(dice.below(8)) & ~read;
+}
+
+// In a quarter of the programs, at a step without decisions, which some ranks would have made
+// before they hear of the failure, and behind one that leaves no gradients, which a reset drops.
+void fail_once(ProgramDice& dice, Program& program) {
+  if (!dice.once_in(4)) return;
+  Program::Failure f{.step = static_cast<std::size_t>(dice.below(kSteps)),
+                     .ranks = dice.ranks(),
+                     .at = 1 + dice.below(4)};
+  const auto decides = [](const Step::Forward& forward) { return !forward.before.empty(); };
+  if (std::ranges::any_of(program.steps[f.step].forwards, decides) ||
+      (f.step == 0 && program.is_planned) ||
+      (f.step > 0 && program.steps[f.step - 1].keeps_gradients))
+    return;
+  program.fails = f;
+}
+
 // The ranks of a third of the meshes stand in another order than the world's.
 void choose_mesh(ProgramDice& dice, Program& program) {
   if (!dice.once_in(3)) return;
@@ -191,6 +227,43 @@ void choose_mesh(ProgramDice& dice, Program& program) {
   for (int r = program.ranks - 1; r > 0; --r)
     std::swap(program.mesh_ranks[static_cast<std::size_t>(r)],
               program.mesh_ranks[static_cast<std::size_t>(dice.below(r + 1))]);
+}
+
+// Optimizers that step where no gradients are, or again from the same; a scaler would refuse.
+void step_more(ProgramDice& dice, Program& program) {
+  if (dice.once_in(2) || program.scales_loss) return;
+  bool are_kept = false;
+  for (Step& step : program.steps) {
+    step.steps_before = dice.once_in(3) && !are_kept;
+    step.steps_more = dice.once_in(2) ? 1 + dice.below(2) : 0;
+    are_kept = step.keeps_gradients;
+  }
+}
+
+// A step that some ranks can't make, and that all make again, in a third of the programs. What a
+// reset drops, or a first attempt changes for good on some ranks, there is none of: so no moments
+// of what the step before has frozen behind its update, which the step may want back.
+void fail(ProgramDice& dice, Program& program) {
+  const auto at = static_cast<std::size_t>(dice.below(static_cast<int>(program.steps.size())));
+  Step::Failure failure{.forward = static_cast<std::size_t>(dice.below(4)),
+                        .ranks = static_cast<Ranks>(1 + dice.below((1 << program.ranks) - 1)),
+                        .on_device = dice.once_in(2),
+                        .exchanges = dice.below(3)};
+  bool fails = dice.once_in(3) && !program.scales_loss && (at > 0 || !program.is_planned);
+  bool has_units = false;
+  for_each_part(program.root, [&](const PartPlan& part) {
+    has_units = has_units || part.is_unit;
+    fails = fails && !part.has_buffer;
+  });
+  Step& step = program.steps[at];
+  step.exchanges = dice.once_in(2);
+  failure.forward = std::min(failure.forward, step.forwards.size());
+  fails =
+      fails && has_units &&
+      (at == 0 ||
+       (!program.steps[at - 1].keeps_gradients && !program.steps[at - 1].is_turned_late)) &&
+      std::ranges::all_of(step.forwards, [](const Step::Forward& f) { return f.before.empty(); });
+  if (fails) step.failure = failure;
 }
 
 }  // namespace
@@ -224,6 +297,12 @@ Program make_program(std::uint64_t seed) {
   vary_inputs(dice, program.root);
   add_buffers(dice, program.root);
   if (add_losses(dice, program.root)) program.scales_loss = false;
+  vary_micro_batches(dice, program);
+  vary_captures(dice, program.root);
+  if (add_losses_apart(dice, program.root)) program.scales_loss = false;
+  fail_once(dice, program);
+  step_more(dice, program);
+  fail(dice, program);
   return program;
 }
 

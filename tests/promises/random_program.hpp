@@ -19,13 +19,15 @@ constexpr bool has(Ranks ranks, int rank) { return ((ranks >> rank) & 1U) != 0; 
 
 struct Statement {
   // h changes by this module's weight, by the outer one's, by this module's table, slice by slice,
-  // or by a call, of a child or of a unit elsewhere in the tree; or a loss of it goes backward.
-  enum Kind { own, outer, streamed, call, call_elsewhere, backward };
+  // or by a call, of a child or of a unit elsewhere in the tree; or a loss of it goes backward, or
+  // of a child's call with a leaf made of h, which leaves what comes before to a later pass.
+  enum Kind { own, outer, streamed, call, call_elsewhere, backward, backward_apart };
   Kind kind = own;
   int callee = 0;  // the number of the child; of the part, counted from the root
   bool recomputed = false, without_gradient = false;
   bool gets_input = false;   // recomputed with what this module was given as a second input
   bool selectively = false;  // recomputed between two products, which the ranks keep
+  bool captures = false;     // recomputed with that second input captured instead
   bool retains = false;      // goes backward twice
   Ranks used = kAllRanks;    // the ranks that use the result
 };
@@ -101,6 +103,7 @@ struct PartPlan {
 struct Step {
   struct Forward {
     bool is_evaluation = false, is_dropped = false;
+    unsigned skipped = 0;       // children of the root, a bit each, that it does not call
     Ranks in_loss = kAllRanks;  // the ranks whose loss it is in, if it is not dropped
     std::vector<Decision> before;
   };
@@ -123,6 +126,17 @@ struct Step {
   std::vector<int> turned;      // parameters that are frozen or thawed behind backward, counted
   bool is_turned_late = false;  // behind the update
   bool keeps_gradients = false;
+  bool steps_before = false;  // the optimizer, before the first forward
+  int steps_more = 0;         // and behind the update, so often: without gradients, or once more
+  // A first attempt fails, which all ranks reset.
+  struct Failure {
+    std::size_t forward = 0;  // before which it fails; behind the last: behind the backwards
+    Ranks ranks = kAllRanks;  // those that throw; a rank that they do not hold hears of it
+    bool on_device = false;   // from a body on compute; else from the host
+    int exchanges = 0;        // of all ranks, between the attempts
+  };
+  std::optional<Failure> failure{};
+  bool exchanges = false;  // the ranks, behind the forwards
 };
 
 // Which optimizer takes the steps.
@@ -132,11 +146,10 @@ struct Program {
   int ranks = 2;                  // 1, 2 or 4,
   int replicas = 1;               // in so many replicas
   std::vector<int> mesh_ranks{};  // by hand, in this order; empty for the world's own
-  // What runs the ranks. Under `shuffled` the seed is the schedule's, too.
-  ExecutorKind executor = ExecutorKind::threaded;
-  bool is_poisoned = false;  // freed memory is filled with NaN
-  bool is_planned = false;   // the first step is planned before it runs
-  bool scales_loss = false;  // where no gradients are kept, which have no scale any more
+  ExecutorChoice executor{};      // what runs the ranks
+  bool is_poisoned = false;       // freed memory is filled with NaN
+  bool is_planned = false;        // the first step is planned before it runs
+  bool scales_loss = false;       // where no gradients are kept, which have no scale any more
   Offload offload = Offload::none;
   Rule rule = Rule::sgd;
   unsigned matrices = 1;  // of Muon: tables, a bit each; the first is one
@@ -146,6 +159,14 @@ struct Program {
   bool clips_by_sum = false;  // of magnitudes; else by the largest
   bool clips_in_optimizer = false;
   std::size_t doubled_from = 0;  // the step from which hooks double what is reduced
+  // An attempt at a step that fails: on these ranks, at a part's call within the second run of a
+  // recomputed function, counted from 1, if it comes so far.
+  struct Failure {
+    std::size_t step = 0;
+    Ranks ranks = kAllRanks;
+    int at = 0;
+  };
+  std::optional<Failure> fails{};
   PartPlan root;
   std::vector<Step> steps;
   std::uint64_t seed = 0;

@@ -6,9 +6,11 @@
 #include <functional>
 #include <memory>
 #include <random>
+#include <stdexcept>
 
 #include "tessera/autograd/ops.hpp"
 #include "tessera/base/error.hpp"
+#include "tessera/distributed/collectives.hpp"
 #include "tessera/memory/memory.hpp"
 #include "tessera/optim/adamw.hpp"
 #include "tessera/optim/clip.hpp"
@@ -16,6 +18,7 @@
 #include "tessera/optim/muon.hpp"
 #include "tessera/optim/sgd.hpp"
 #include "tessera/shard/fully_shard.hpp"
+#include "tessera/shard/reset.hpp"
 #include "tessera/shard/shard_plan.hpp"
 #include "tests/promises/average.hpp"
 #include "tests/promises/random_model.hpp"
@@ -48,7 +51,7 @@ void add_to(Tensor& loss, const Tensor& y) {
 std::unique_ptr<optim::Optimizer> make_optimizer(const Program& program, const Part& model) {
   const std::vector<Parameter> all = model.parameters();
   if (program.rule == Rule::sgd)
-    return std::make_unique<optim::Sgd>(all, optim::SgdOptions{.lr = kRate, .momentum = 0.5});
+    return std::make_unique<optim::SGD>(all, optim::SGDOptions{.lr = kRate, .momentum = 0.5});
   if (program.rule == Rule::adamw)
     return std::make_unique<optim::AdamW>(all, optim::AdamWOptions{.lr = kRate});
   optim::MuonSplit split;
@@ -105,17 +108,41 @@ void run_parts(const Step& step, const Step::Backward& b, std::vector<Tensor>& o
     if (!b.retains) outputs[static_cast<std::size_t>(i)] = {};
 }
 
+// What a first attempt of a step ends with.
+struct Failed : std::runtime_error {
+  Failed() : std::runtime_error("this attempt fails") {}
+};
+
+// Before forward `i` of the first attempt, or behind the backwards, on a rank of a step that fails.
+void fail_at(const Step::Failure& failure, std::size_t i, int rank, const Device& device) {
+  if (i != failure.forward || !has(failure.ranks, rank)) return;
+  if (!failure.on_device) throw Failed();
+  device.compute().launch({.name = "unlucky"}, [](Exec&) { throw Failed(); });
+}
+
+// What a program exchanges beside its training.
+void exchange(const World& world) {
+  const Tensor all = dist::all_reduce(
+      Tensor::full({3}, 1.f + static_cast<float>(world.rank()), f32, world.device()), world);
+  if (all.to_vector<float>()[2] != static_cast<float>(world.size() * (world.size() + 1) / 2))
+    throw DeviceError("a program's own exchange is wrong");
+}
+
 // One rank's part of a step. Where peers may run what it leaves out, it says so. `mesh`, here and
-// below: null for one rank that does every rank's part. `scaler`: null for none.
+// below: null for one rank that does every rank's part. `scaler`: null for none. `failure`: of this
+// attempt.
 void run_step(const Program& program, std::size_t k, Part& model, int rank, const Device& device,
-              const DeviceMesh* mesh, const optim::GradScaler* scaler) {
+              const DeviceMesh* mesh, const optim::GradScaler* scaler,
+              const Step::Failure* failure = nullptr) {
   const Step& step = program.steps[k];
   std::vector<Tensor> outputs(step.forwards.size());
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     const Step::Forward& f = step.forwards[i];
+    if (failure) fail_at(*failure, i, rank, device);
     const Tensor x = input_of(program, k, i, rank, device);
     if (mesh)
       for (const Decision& d : f.before) model.decide(d, *mesh);
+    model.skip(f.skipped);
     if (f.is_evaluation) {
       const NoGradGuard no_gradient;
       model(x, rank);
@@ -125,6 +152,7 @@ void run_step(const Program& program, std::size_t k, Part& model, int rank, cons
       outputs[i] = model(x, rank);
     }
   }
+  if (step.exchanges && mesh && device.runs_bodies()) exchange(mesh->world());
   for (const Step::Backward& b : step.backwards) {
     if (mesh) model.set_reductions(b);
     const bool runs = has(b.runs, rank);
@@ -147,6 +175,8 @@ void run_step(const Program& program, std::size_t k, Part& model, int rank, cons
     else if (mesh)
       skip_backward(loss, b.retains);
   }
+  model.skip(0);
+  if (failure) fail_at(*failure, outputs.size(), rank, device);
   if (step.ends_dropped) model(input_of(program, k, outputs.size(), rank, device), rank);
 }
 
@@ -181,6 +211,7 @@ void end_step(const Program& program, std::size_t k, Part& model, optim::Optimiz
   if (scaler) scaler->update();
   if (step.is_turned_late) turn();
   if (!step.keeps_gradients) optimizer.zero_grad();
+  for (int i = 0; i < step.steps_more; ++i) optimizer.step();
 }
 
 void scale_gradients(const Part& model, double factor) {
@@ -224,6 +255,73 @@ void plan_first_step(const Program& program, Part& model) {
   });
 }
 
+// An attempt at step k in which some ranks fail, if they come so far. Returns whether none did, so
+// that the step is done; else all is as it was before.
+bool is_done_at_once(const Program& program, std::size_t k, Part& model, World& world,
+                     const DeviceMesh& mesh, const optim::GradScaler* scaler) {
+  const int rank = world.rank();
+  std::vector<Tensor> buffers;
+  for (const nn::Buffer& buffer : model.buffers_of(rank))
+    buffers.push_back(raw::mul(buffer.value(), 1.0));
+  world.device().synchronize();  // a failure would cut what is queued
+  world.barrier();
+  std::string heard;
+  try {
+    model.throw_at(has(program.fails->ranks, rank) ? program.fails->at : 0);
+    run_step(program, k, model, rank, world.device(), &mesh, scaler);
+    world.device().synchronize();
+    world.barrier();
+    model.throw_at(0);
+    return true;
+  } catch (const std::exception& error) {
+    heard = error.what();
+  }
+  const ShardReset done = reset(model, heard);
+  if (!done.parameters_are_consistent || done.cause.find(Part::kThrown) == std::string::npos)
+    throw DeviceError(
+        concat("a step that was to fail in a second run has failed of: ", done.cause));
+  model.throw_at(0);
+  model.set_reductions({});
+  for (std::size_t i = 0; i < buffers.size(); ++i) model.buffers_of(rank)[i].assign(buffers[i]);
+  return false;
+}
+
+// The first attempt at a step that fails, and what it leaves: that the next one is the first.
+void fail_step(const Program& program, std::size_t k, Part& model, optim::Optimizer& optimizer,
+               const DeviceMesh& mesh) {
+  const World& world = mesh.world();
+  const Step::Failure& failure = *program.steps[k].failure;
+  const StateDict parameters = model.state_dict(), state = optimizer.state_dict(model);
+  // Over messages a failure cuts what is queued, these copies too.
+  if (world.kind() == WorldKind::mpi) world.device().synchronize();
+  std::vector<bool> trainable;
+  for (const Parameter& p : model.parameters()) trainable.push_back(p.trainable());
+  const std::int64_t steps = optimizer.steps();
+  world.barrier();  // or a rank hears of it while it still is in the step before
+  bool has_failed = false;
+  try {
+    run_step(program, k, model, world.rank(), world.device(), &mesh, nullptr, &failure);
+    end_step(program, k, model, optimizer, &mesh, nullptr);
+    world.barrier();
+    world.barrier();  // of a rank that could not throw in the first one
+  } catch (const Error&) {
+    has_failed = true;
+  } catch (const Failed&) {
+    has_failed = true;
+  }
+  if (!has_failed) throw DeviceError("a step that fails on some ranks has not failed here");
+  const bool is_whole = reset(model).parameters_are_consistent;
+  for (int i = 0; i < failure.exchanges; ++i) exchange(world);
+  const std::vector<Parameter> all = model.parameters();
+  for (std::size_t i = 0; i < all.size(); ++i) all[i].set_trainable(trainable[i]);
+  model.set_reductions({});
+  // What is offloaded may have been updated beside a compute that failed, on all ranks; and what
+  // was frozen in the attempt has lost its moments.
+  if (is_whole && optimizer.steps() == steps && program.steps[k].turned.empty()) return;
+  model.load(parameters);
+  optimizer.load(model, state);
+}
+
 // What a plan promises for: the root is called once, of units that are closed.
 bool is_one_forward(const Step& step) {
   return step.forwards.size() == 1 && step.forwards[0].before.empty() && !step.ends_dropped;
@@ -242,6 +340,7 @@ Values on_one_rank(Program& program) {
   Values values;
   keep_buffers(model, values);
   for (std::size_t k = 0; k < program.steps.size(); ++k) {
+    if (program.steps[k].steps_before) optimizer->step();
     for (int rank = 0; rank < program.ranks; ++rank)
       run_step(program, k, model, rank, device, nullptr, scaler.get());
     autograd::forget_forwards();
@@ -274,7 +373,11 @@ Values on_rank(const Program& program, World& world) {
   if (program.is_planned && !program.steps.empty()) plan_first_step(program, model);
   for (std::size_t k = 0; k < program.steps.size(); ++k) {
     if (k == program.doubled_from && program.ranks > 1) model.double_gradients(mesh);
-    run_step(program, k, model, world.rank(), world.device(), &mesh, scaler.get());
+    if (program.steps[k].steps_before) optimizer->step();
+    if (program.steps[k].failure) fail_step(program, k, model, *optimizer, mesh);
+    if (!program.fails || program.fails->step != k ||
+        !is_done_at_once(program, k, model, world, mesh, scaler.get()))
+      run_step(program, k, model, world.rank(), world.device(), &mesh, scaler.get());
     if (k == 0 && program.is_planned && is_one_forward(program.steps[0]))
       if (const std::uint64_t slots = shard_counters(model).unplanned_slots; slots > 0)
         throw DeviceError(concat("the planned step took ", slots, " slots where no plan had them"));

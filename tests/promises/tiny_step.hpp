@@ -11,7 +11,6 @@
 #include <string>
 #include <vector>
 
-#include "runtime/comm/testing.hpp"
 #include "runtime/device/testing.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/comm/world.hpp"
@@ -147,7 +146,6 @@ class TinyStep {
 // What a training left, and how it came to it.
 struct TinyRun {
   std::vector<std::vector<std::byte>> bits;  // by rank
-  std::uint64_t trace = 0;
 };
 
 // Shuffled runs are poisoned; `mutation` takes an edge from rank 0, which `observer` watches.
@@ -156,14 +154,13 @@ inline TinyRun train(const TinyConfig& config, const WorldOptions& options, std:
   TinyRun run;
   run.bits.resize(static_cast<std::size_t>(config.ranks));
   run_local(config.ranks, options, [&](World& world) {
-    if (options.executor == ExecutorKind::shuffled) Memory::of(world.device()).poison_freed();
+    if (options.executor.make_scheduler) Memory::of(world.device()).poison_freed();
     if (world.rank() == 0) {
       Mutator::install(world.device().context(), mutation);
       if (observer) world.device().context().add_observer(*observer);
     }
     run.bits[static_cast<std::size_t>(world.rank())] = TinyStep(world, config, data_seed).train();
   });
-  run.trace = last_trace_hash();
   return run;
 }
 

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/optim/group_part.hpp"
+#include "runtime/param/group_part.hpp"
 #include "tests/promises/traps.hpp"
 
 namespace tessera::testing {

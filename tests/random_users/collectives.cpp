@@ -12,6 +12,7 @@
 #include "tessera/tensor/ops.hpp"
 #include "tests/random_users/draw.hpp"
 #include "tests/random_users/users.hpp"
+#include "tests/schedules/shuffled.hpp"
 
 namespace tessera::testing {
 namespace {
@@ -209,8 +210,7 @@ std::string collectives_complaint(std::uint64_t seed) {
   std::string error;
   try {
     run_local(of.ranks,
-              {.executor = of.is_shuffled ? ExecutorKind::shuffled : ExecutorKind::threaded,
-               .schedule_seed = seed,
+              {.executor = of.is_shuffled ? testing::shuffled(seed) : ExecutorKind::threaded,
                .threads = 1,
                .race_checker = checker,
                .timeout_seconds = 20},

@@ -75,8 +75,8 @@ struct RandomModel : nn::Module {
     if (optimizer == Optimizer::muon && !matrices.empty())
       return std::make_unique<optim::Muon>(matrices, others);
     if (optimizer != Optimizer::sgd) return std::make_unique<optim::AdamW>(parameters());
-    return std::make_unique<optim::Sgd>(parameters(),
-                                        optim::SgdOptions{.lr = 0.1, .momentum = 0.9});
+    return std::make_unique<optim::SGD>(parameters(),
+                                        optim::SGDOptions{.lr = 0.1, .momentum = 0.9});
   }
 
   std::vector<std::unique_ptr<RandomPart>> parts;

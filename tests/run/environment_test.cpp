@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <map>
 #include <random>
+#include <tuple>
 
 #include "tessera/base/error.hpp"
 #include "tests/support/catch.hpp"
@@ -53,6 +54,64 @@ const Variables kSlurm = {{"SLURM_JOB_ID", "77"},
                           {"SLURM_STEP_NUM_TASKS", "8"},
                           {"SLURM_LOCALID", "2"}};
 const Variables kPmix = {{"PMIX_RANK", "1"}, {"PMIX_NAMESPACE", "prterun-3"}};
+const Variables kTessera = {
+    {"TESSERA_RANK", "3"}, {"TESSERA_WORLD_SIZE", "4"}, {"TESSERA_STORE", "node7:4000"}};
+const Variables kKubernetes = {
+    {"JOB_COMPLETION_INDEX", "2"}, {"WORLD_SIZE", "3"}, {"MASTER_ADDR", "train-0.train"}};
+
+// What launchers set, as they set it: `env` in a process of each.
+const Variables kTorchrun113 = {{"LOCAL_RANK", "1"},
+                                {"RANK", "1"},
+                                {"GROUP_RANK", "0"},
+                                {"ROLE_RANK", "1"},
+                                {"ROLE_NAME", "default"},
+                                {"LOCAL_WORLD_SIZE", "2"},
+                                {"WORLD_SIZE", "2"},
+                                {"GROUP_WORLD_SIZE", "1"},
+                                {"ROLE_WORLD_SIZE", "2"},
+                                {"MASTER_ADDR", "127.0.0.1"},
+                                {"MASTER_PORT", "29511"},
+                                {"TORCHELASTIC_RESTART_COUNT", "0"},
+                                {"TORCHELASTIC_MAX_RESTARTS", "0"},
+                                {"TORCHELASTIC_RUN_ID", "none"},
+                                {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+                                {"NCCL_ASYNC_ERROR_HANDLING", "1"},
+                                {"OMP_NUM_THREADS", "1"},
+                                {"TORCHELASTIC_ERROR_FILE", "/tmp/t/attempt_0/1/error.json"}};
+const Variables kTorchrun2 = {{"LOCAL_RANK", "0"},
+                              {"RANK", "4"},
+                              {"GROUP_RANK", "1"},
+                              {"LOCAL_WORLD_SIZE", "4"},
+                              {"WORLD_SIZE", "8"},
+                              {"GROUP_WORLD_SIZE", "2"},
+                              {"MASTER_ADDR", "gpu3.cluster"},
+                              {"MASTER_PORT", "43177"},
+                              {"TORCHELASTIC_RESTART_COUNT", "2"},
+                              {"TORCHELASTIC_MAX_RESTARTS", "3"},
+                              {"TORCHELASTIC_RUN_ID", "7c1c6d0e-6f1b-4b8a-9c53-2f1f0a1e4f11"},
+                              {"TORCHELASTIC_USE_AGENT_STORE", "False"},
+                              {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"}};
+const Variables kHydra = {{"PMI_RANK", "1"},
+                          {"PMI_SIZE", "2"},
+                          {"PMI_FD", "9"},
+                          {"MPI_LOCALRANKID", "1"},
+                          {"MPI_LOCALNRANKS", "2"}};
+const Variables kSrun = {{"SLURM_JOB_ID", "4711"},
+                         {"SLURM_JOBID", "4711"},
+                         {"SLURM_STEP_ID", "3"},
+                         {"SLURM_PROCID", "4"},
+                         {"SLURM_LOCALID", "1"},
+                         {"SLURM_NODEID", "2"},
+                         {"SLURM_NTASKS", "16"},
+                         {"SLURM_NPROCS", "16"},
+                         {"SLURM_NODELIST", "n[01-08]"},
+                         {"SLURM_JOB_NODELIST", "n[01-08]"},
+                         {"SLURM_TASKS_PER_NODE", "2(x8)"},
+                         {"SLURM_STEP_NODELIST", "n[03,05-06]"},
+                         {"SLURM_STEP_NUM_NODES", "3"},
+                         {"SLURM_STEP_NUM_TASKS", "5"},
+                         {"SLURM_STEP_TASKS_PER_NODE", "1,2(x2)"},
+                         {"SLURM_LAUNCH_NODE_IPADDR", "10.9.9.9"}};
 
 }  // namespace
 
@@ -101,16 +160,16 @@ TEST_CASE("each launcher's set is read from its own variables") {
 }
 
 TEST_CASE("the first complete set wins, whichever subset of launchers is there") {
-  const std::pair<Launcher, Variables> in_order[] = {{Launcher::torchrun, kTorchrun},
-                                                     {Launcher::open_mpi, kOpenMpi},
-                                                     {Launcher::pmi, kPmi},
-                                                     {Launcher::slurm, kSlurm},
-                                                     {Launcher::pmix, kPmix}};
-  for (unsigned subset = 1; subset < 32; ++subset) {
+  const std::pair<Launcher, Variables> in_order[] = {
+      {Launcher::tessera, kTessera},      {Launcher::torchrun, kTorchrun},
+      {Launcher::open_mpi, kOpenMpi},     {Launcher::pmi, kPmi},
+      {Launcher::slurm, kSlurm},          {Launcher::pmix, kPmix},
+      {Launcher::kubernetes, kKubernetes}};
+  for (unsigned subset = 1; subset < 128; ++subset) {
     INFO("subset " << subset);
     Variables together;
     Launcher expected = Launcher::none;
-    for (unsigned i = 0; i < 5; ++i) {
+    for (unsigned i = 0; i < 7; ++i) {
       if (!(subset >> i & 1u)) continue;
       together = together + in_order[i].second;
       if (expected == Launcher::none) expected = in_order[i].first;
@@ -197,6 +256,113 @@ TEST_CASE("a rank that is not below its size is refused") {
   CHECK(error_in(local).find("OMPI_COMM_WORLD_LOCAL_RANK=2 is not below") == 0);
 }
 
+TEST_CASE("where rank 0 can be met is read from what each launcher says") {
+  const LaunchEnvironment old = detect_in(kTorchrun113);
+  CHECK(old.launcher == Launcher::torchrun);
+  CHECK(old.store_host == "127.0.0.1");
+  CHECK(old.store_port == 29511);
+  CHECK(old.run_id == "none");
+  CHECK(old.restart_count == 0);
+
+  const LaunchEnvironment current = detect_in(kTorchrun2);
+  CHECK(current.rank == 4);
+  CHECK(current.local_size == 4);
+  CHECK(current.store_host == "gpu3.cluster");
+  CHECK(current.store_port == 43177);
+  CHECK(current.run_id == "7c1c6d0e-6f1b-4b8a-9c53-2f1f0a1e4f11");
+  CHECK(current.restart_count == 2);
+
+  const LaunchEnvironment own = detect_in(kTessera);
+  CHECK(own.launcher == Launcher::tessera);
+  CHECK(own.rank == 3);
+  CHECK(own.store_host == "node7");
+  CHECK(own.store_port == 4000);
+
+  const LaunchEnvironment pod = detect_in(kKubernetes);
+  CHECK(pod.launcher == Launcher::kubernetes);
+  CHECK(pod.rank == 2);
+  CHECK(pod.world_size == 3);
+  CHECK(pod.local_size == 1);
+  CHECK(pod.store_host == "train-0.train");
+  CHECK(pod.store_port == 29500);
+  CHECK(detect_in(kKubernetes + Variables{{"MASTER_PORT", "23456"}}).store_port == 23456);
+
+  const LaunchEnvironment hydra = detect_in(kHydra);
+  CHECK(hydra.launcher == Launcher::pmi);
+  CHECK(hydra.local_size == 2);
+  CHECK(hydra.store_host.empty());
+  CHECK(detect_in(kOpenMpi).store_host.empty());
+}
+
+TEST_CASE("of a Slurm step the hosts and tasks are read, not those of its job") {
+  const LaunchEnvironment step = detect_in(kSrun);
+  CHECK(step.launcher == Launcher::slurm);
+  CHECK(step.rank == 4);
+  CHECK(step.world_size == 5);
+  CHECK(step.local_rank == 1);
+  CHECK(step.local_size == 2);
+  CHECK(step.hosts == std::vector<std::string>{"n03", "n05", "n06"});
+  CHECK(step.store_host == "n03");
+  CHECK(step.store_port == 61440 + 711);  // job 4711, of 4000 ports
+  CHECK(step.run_id == "4711.3");
+
+  const std::tuple<const char*, const char*, const char*> wrong[] = {
+      {"SLURM_STEP_TASKS_PER_NODE", "2(x3)", "has 6 tasks"},
+      {"SLURM_STEP_TASKS_PER_NODE", "5", "SLURM_NODEID=2 is not below"},
+      {"SLURM_STEP_TASKS_PER_NODE", "5,x", "2(x3),1"},
+      {"SLURM_STEP_NODELIST", "n[03", "n[01-08,12]"},
+      {"SLURM_STEP_NODELIST", "n[0-999999999]", "more than 65536"},
+      {"SLURM_NODEID", "3", "not below"},
+      {"SLURM_LOCALID", "2", "not below"},
+      {"SLURM_JOB_ID", "x", "no"}};
+  for (const auto& [variable, value, said] : wrong) {
+    Variables broken = kSrun;
+    broken[variable] = value;
+    INFO(variable << "=" << value);
+    const std::string error = error_in(broken);
+    CHECK(error.find(variable) != std::string::npos);
+    CHECK(error.find(said) != std::string::npos);
+    CHECK(error.find('\n') == std::string::npos);
+  }
+}
+
+TEST_CASE("a store that is no host and port is refused by name") {
+  for (const std::string good : {"node1:1", "10.0.0.1:65535", "[fe80::1]:29500"}) {
+    Variables variables = kTessera;
+    variables["TESSERA_STORE"] = good;
+    CHECK(error_in(variables) == "no error");
+  }
+  CHECK(
+      detect_in({{"TESSERA_RANK", "0"}, {"TESSERA_WORLD_SIZE", "2"}, {"TESSERA_STORE", "[::1]:9"}})
+          .store_host == "::1");
+  for (const std::string bad : {"node1", "node1:", ":29500", "node1:0", "node1:65536", "node1:x",
+                                "fe80::1:29500", "[]:1", "[a]b:1", "a]:1"}) {
+    INFO(bad);
+    Variables variables = kTessera;
+    variables["TESSERA_STORE"] = bad;
+    CHECK(error_in(variables).find("TESSERA_STORE='") == 0);
+  }
+  Variables variables = kTorchrun;
+  variables["MASTER_PORT"] = "70000";
+  CHECK(error_in(variables).find("MASTER_PORT='70000'") == 0);
+}
+
+TEST_CASE("RANK without LOCAL_RANK is refused, and both of its readings are named") {
+  Variables kubeflow = kTorchrun;
+  kubeflow.erase("LOCAL_RANK");
+  kubeflow.erase("LOCAL_WORLD_SIZE");
+  const std::string error = error_in(kubeflow);
+  CHECK(error.find("RANK=5 is set but not LOCAL_RANK") == 0);
+  CHECK(error.find("processes") != std::string::npos);
+  CHECK(error.find("--nnodes=8 --node_rank=5") != std::string::npos);
+}
+
+TEST_CASE("a pod of a Kubernetes job whose size nobody says runs alone, with one notice") {
+  const LaunchEnvironment pod = detect_in({{"JOB_COMPLETION_INDEX", "3"}});
+  CHECK(pod.launcher == Launcher::none);
+  CHECK(pod.notice.find("JOB_COMPLETION_INDEX=3") == 0);
+}
+
 TEST_CASE("a Slurm allocation without a step runs alone with one notice") {
   for (const char* variable : {"SLURM_JOB_ID", "SLURM_NTASKS", "SLURM_PROCID"}) {
     const LaunchEnvironment found = detect_in({{variable, "4"}});
@@ -221,17 +387,9 @@ TEST_CASE("the size of a job is the launcher's or --ranks, never both") {
   CHECK(job_size(detect_in(one), 3) == 3);
 }
 
-TEST_CASE("torchrun with more than one process points at mpirun and --ranks") {
-  std::string message;
-  try {
-    job_size(detect_in(kTorchrun), std::nullopt);
-  } catch (const DataError& error) {
-    message = error.what();
-  }
-  CHECK(message.find("WORLD_SIZE=8") != std::string::npos);
-  CHECK(message.find("mpirun -n 8") != std::string::npos);
-  CHECK(message.find("--ranks 8") != std::string::npos);
-
+TEST_CASE("torchrun's job is as large as it says") {
+  CHECK(job_size(detect_in(kTorchrun), std::nullopt) == 8);
+  CHECK_THROWS_AS(job_size(detect_in(kTorchrun), 8), DataError);
   Variables one = kTorchrun;
   one["RANK"] = one["LOCAL_RANK"] = "0";
   one["WORLD_SIZE"] = one["LOCAL_WORLD_SIZE"] = "1";

@@ -64,6 +64,17 @@ TEST_CASE("what a rank throws comes out of run_ranks, and so does a launcher tha
                   DataError);
 }
 
+TEST_CASE("a program ends with 1 where nobody waits for what failed, and whatever was thrown",
+          "[run]") {
+  for (const int ranks : {1, 2}) {
+    CHECK(run({.program = "tests", .ranks = ranks}, [](World& world) {
+            const Stream compute = world.device().compute();
+            if (world.rank() == 0) compute.launch({.name = "unlucky"}, [](Exec&) { throw 3; });
+          }) == 1);
+    CHECK(run({.program = "tests", .ranks = ranks}, [](World&) { throw 3; }) == 1);
+  }
+}
+
 TEST_CASE("a program's error line ends with the line that called the operation", "[run]") {
   std::FILE* const written = std::tmpfile();
   const int before = ::dup(STDERR_FILENO);

@@ -63,8 +63,7 @@ inline std::string heard_of(const Difference& difference, const World& world,
   if (world.rank() == odd) difference.made(options, model);
   fully_shard(model.layers[1], options);
   fully_shard(model, {.mesh = mesh});
-  model.materialize(world.device());
-  nn::init(model, {3});
+  nn::init(model, {3}, world.device());
   const Tensor rows = Tensor::zeros({1, 5}, f32, world.device());
   const Launches launches(world.device());
   std::string heard = thrown_by([&] { model(rows); });

@@ -1,6 +1,7 @@
 // FSDP2's tests of stream safety: four steps of three MLPs under the race checker, in every way to
 // take one, where streams run as threads and as a seed says. That the checker finds what is missing
 // show tests/promises/mutants_test and tests/device/race_checker_test.
+#include "tests/schedules/shuffled.hpp"
 #include "tests/shard/support.hpp"
 #include "tests/support/accumulation.hpp"
 #include "tests/support/mesh.hpp"
@@ -19,28 +20,20 @@ struct Racing {
   int replicas = 1;
 };
 
-struct RacedMlp final : nn::Module {
-  RacedMlp() { register_modules("in", in, "out", out); }
-  Tensor operator()(const Tensor& x) {
-    return call([&](const Tensor& h) { return out(relu(in(h))); }, x);
-  }
-  nn::Linear in{6, 12}, out{12, 6};
-};
 struct RacedMlps final : nn::Module {
   RacedMlps() {
-    for (int i = 0; i < 3; ++i) mlps.emplace_back();
+    for (int i = 0; i < 3; ++i) mlps.emplace_back(std::vector<std::int64_t>{6, 12, 6});
     register_module("mlps", mlps);
     register_module("head", head);
   }
   void shard(const ShardOptions& options) {
-    for (RacedMlp& mlp : mlps) fully_shard(mlp, options);
-    fully_shard(head, options);
-    fully_shard(*this, options);
+    for (Mlp& mlp : mlps) fully_shard(mlp, options);
+    shard_each({&head, this}, options);
   }
   Tensor trunk(const Tensor& x) {
     return call(
         [&](Tensor h) {
-          for (RacedMlp& mlp : mlps) h = mlp(h);
+          for (Mlp& mlp : mlps) h = mlp(h);
           return h;
         },
         x);
@@ -55,7 +48,7 @@ struct RacedMlps final : nn::Module {
       mean_square(cast(head(slice(cut, 0, 2 * chunk, 2 * chunk + 2)), f32)).backward();
     h.backward(cut.grad());
   }
-  nn::ModuleList<RacedMlp> mlps;
+  nn::ModuleList<Mlp> mlps;
   nn::Linear head{6, 6};
 };
 
@@ -101,8 +94,7 @@ TEST_CASE("no step of three MLPs has a race, and none has other bits for its sch
     };
     const auto threads = train({.threads = 1});
     for (const std::uint64_t schedule : {seed, seed + 1}) {
-      const auto shuffled =
-          train({.executor = ExecutorKind::shuffled, .schedule_seed = schedule, .threads = 1});
+      const auto shuffled = train({.executor = testing::shuffled(schedule), .threads = 1});
       for (std::size_t rank = 0; rank < threads.size(); ++rank)
         CHECK(same_bits(threads[rank], shuffled[rank]));
     }

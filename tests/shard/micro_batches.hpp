@@ -27,6 +27,12 @@ inline void begin_micro_batch(Way way, nn::Module& model, nn::Module& one, bool 
   }
 }
 
+// Of gradients that wait for a reduction.
+inline std::int64_t unreduced_bytes(const Device& device) {
+  const Ledger& ledger = Memory::of(device).ledger();
+  return ledger.live_bytes("unsharded gradients") + ledger.live_bytes("postponed sums");
+}
+
 inline Tensor micro_batch(const World& world, int step, int micro, DType dtype = f32) {
   const std::int64_t rows = 24 / world.size() / kMicroBatches;
   const std::int64_t first = 24 * step + world.rank() * (24 / world.size()) + micro * rows;

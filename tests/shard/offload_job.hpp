@@ -18,8 +18,7 @@ struct OffloadJob {
                  .precision = {.param = param, .reduce = reduce},
                  .piece_bytes = 64,
                  .offload = offload});
-    stack.materialize(world.device());
-    nn::init(stack, {3});
+    nn::init(stack, {3}, world.device());
   }
   Tensor loss(int k) {
     const Tensor x = rows_of(static_cast<std::uint64_t>(k), 2 * world.rank(), 2, 4, world.device());

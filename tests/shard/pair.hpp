@@ -1,4 +1,4 @@
-// A model of two units and a root, whose body is the test's, on 2 ranks against one.
+// A Pair on 2 ranks, against one.
 #pragma once
 
 #include <functional>
@@ -6,27 +6,6 @@
 #include "tests/shard/support.hpp"
 
 namespace tessera::testing {
-
-inline constexpr Reshard kPolicies[] = {Reshard::automatic, Reshard::always, Reshard::never};
-
-// A root with a parameter of its own and two layers, each a unit, and a body of the test's.
-class Pair final : public nn::Module {
- public:
-  using Body = std::function<Tensor(Pair&, const Tensor&)>;
-  explicit Pair(Body f)
-      : a(4, 4), b(4, 4), scale({4}, Initializer::normal(0, 0)), body(std::move(f)) {
-    register_module("a", a);
-    register_module("b", b);
-    register_parameter("scale", scale);
-    make_positive(*this);
-  }
-  Tensor operator()(const Tensor& x) {
-    return call([&] { return body(*this, x); });
-  }
-  nn::Linear a, b;
-  Parameter scale;
-  Body body;
-};
 
 struct PairResult {
   Values gradients;
@@ -40,12 +19,7 @@ inline void check_on_two(const std::function<Pair::Body(int rank)>& body, Reshar
     return on_ranks(ranks, [&](World& world) {
       const int rank = ranks == 1 ? as_rank : world.rank();
       Pair model(body(rank));
-      const ShardOptions options{.mesh = DeviceMesh::flat(world), .reshard_after_forward = reshard};
-      fully_shard(model.a, options);
-      fully_shard(model.b, options);
-      fully_shard(model, options);
-      model.materialize(world.device());
-      nn::init(model, {5});
+      start(model, world, 5, reshard);
       step(model, positive_rows(11, rank * 3, 3, 4, world.device()), rank);
       return PairResult{shard_gradients(model), shard_counters(model)};
     });
@@ -54,15 +28,7 @@ inline void check_on_two(const std::function<Pair::Body(int rank)>& body, Reshar
   CHECK(both[0].counters.gathers == both[1].counters.gathers);
   CHECK(both[0].counters.reductions == both[1].counters.reductions);
   const Values whole = assemble({both[0].gradients, both[1].gradients});
-  const Values one = run(1, 0)[0].gradients, other = run(1, 1)[0].gradients;
-  Values expected;
-  for (const auto& [name, values] : whole) {
-    auto& mean = expected[name];
-    mean.resize(values.size());
-    for (const Values& alone : {one, other})
-      if (const auto found = alone.find(name); found != alone.end())
-        for (std::size_t i = 0; i < mean.size(); ++i) mean[i] += 0.5f * found->second[i];
-  }
+  const Values expected = mean_of({run(1, 0)[0].gradients, run(1, 1)[0].gradients}, whole);
   CHECK(distance(expected, whole) < kRounding);
 }
 
@@ -76,11 +42,8 @@ inline std::vector<std::string> heard_on_two(
   CHECK_THROWS_AS(run_local(2, {.threads = 1},
                             [&](World& world) {
                               Pair model([](Pair& m, const Tensor& x) { return m.b(m.a(x)); });
-                              const ShardOptions options{.mesh = DeviceMesh::flat(world)};
-                              fully_shard(model.a, options);
-                              fully_shard(model, options);
-                              model.materialize(world.device());
-                              nn::init(model, {5});
+                              shard_each({&model.a, &model}, {.mesh = DeviceMesh::flat(world)});
+                              nn::init(model, {5}, world.device());
                               try {
                                 program(model, positive_rows(11, 0, 3, 4, world.device()), world);
                                 world.device().synchronize();

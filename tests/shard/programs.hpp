@@ -50,7 +50,7 @@ Course train_program(int ranks, const ShardOptions* options, std::uint64_t seed)
       program.shard(mine);
     }
     nn::init(program, {seed}, world.device());
-    optim::Sgd optimizer(program.parameters(), {.lr = 0.003});
+    optim::SGD optimizer(program.parameters(), {.lr = 0.003});
     Course course;
     for (int k = 0; k < kTrainedSteps; ++k) {
       const Tensor x = my_rows(world, seed + static_cast<std::uint64_t>(k), program.width());

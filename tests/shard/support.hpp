@@ -1,5 +1,5 @@
 // What the tests of sharding and of its promises share: ranks whose results come back to the test's
-// thread, small models cut into units, and whole values put together from shards.
+// thread, inputs, and whole values put together from shards. Models are in modules.hpp.
 //
 // Assertions belong outside of `on_ranks`: Catch's are not made for several threads.
 #pragma once
@@ -14,16 +14,15 @@
 #include <type_traits>
 #include <vector>
 
-#include "runtime/optim/group_part.hpp"
+#include "runtime/param/group_part.hpp"
 #include "runtime/param/parameter_state.hpp"
 #include "tessera/autograd/ops.hpp"
-#include "tessera/nn/linear.hpp"
-#include "tessera/nn/module_list.hpp"
 #include "tessera/optim/adamw.hpp"
 #include "tessera/optim/sgd.hpp"
 #include "tessera/shard/fully_shard.hpp"
 #include "tessera/shard/reset.hpp"
 #include "tessera/shard/shard_plan.hpp"
+#include "tests/shard/modules.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/race_check.hpp"
 #include "tests/support/seed.hpp"
@@ -114,6 +113,20 @@ inline Values assemble(const std::vector<Values>& shards) {
   return whole;
 }
 
+// The mean over ranks of what each has alone; what some lack, or all but `whole`, counts as zeros.
+inline Values mean_of(const std::vector<Values>& alone, const Values& whole) {
+  const float part = 1.f / static_cast<float>(alone.size());
+  Values mean;
+  for (const Values& each : alone)
+    for (const auto& [name, values] : each) {
+      std::vector<float>& sum = mean[name];
+      sum.resize(values.size());
+      for (std::size_t i = 0; i < values.size(); ++i) sum[i] += part * values[i];
+    }
+  for (const auto& [name, values] : whole) mean.try_emplace(name, values.size());
+  return mean;
+}
+
 inline double largest(const std::vector<float>& values) {
   double most = 0;
   for (const float v : values) most = std::max(most, std::abs(static_cast<double>(v)));
@@ -145,40 +158,6 @@ inline Tensor rows_of(std::uint64_t seed, std::int64_t first, std::int64_t rows,
   }
   return raw::cast(Tensor::from(values, {rows, width}, device), dtype);
 }
-
-// --- models ---
-
-// Linear layers with tanh between them, each a unit of its own where `shard` is asked to, and a
-// scale and an offset of the root's.
-class Stack : public nn::Module {
- public:
-  explicit Stack(const std::vector<std::int64_t>& widths)
-      : scale({widths.back()}, Initializer::normal(1, 0.1)),
-        offset({}, Initializer::normal(0.5, 0.1)) {
-    for (std::size_t i = 0; i + 1 < widths.size(); ++i) {
-      nn::Linear& layer = layers.emplace_back(widths[i], widths[i + 1]);
-      layer.weight.set_initializer(Initializer::normal(0, 0.5));
-      layer.bias.set_initializer(Initializer::normal(0, 0.5));
-    }
-    register_module("layers", layers);
-    register_parameter("scale", scale);
-    register_parameter("offset", offset);
-  }
-  Tensor operator()(const Tensor& x) {
-    return call([&] {
-      Tensor h = x;
-      for (nn::Linear& layer : layers) h = tanh(layer(h));
-      return h * scale.value() + offset.value();
-    });
-  }
-  void shard(const ShardOptions& options) {
-    for (nn::Linear& layer : layers) fully_shard(layer, options);
-    fully_shard(*this, options);
-  }
-
-  nn::ModuleList<nn::Linear> layers;
-  Parameter scale, offset;
-};
 
 inline Tensor mean_square(const Tensor& y) { return mean(y * y); }
 
@@ -212,14 +191,15 @@ inline void run_within_step(Stack& model, const Tensor& x, const std::function<v
 // 1e-3 and more.
 constexpr double kRounding = 2 * 480 * 0x1p-24;
 
-inline void make_positive(const nn::Module& module) {
-  for (const Parameter& p : module.parameters())
-    p.set_initializer(Initializer::normal(0.02, 0.0028));
-}
 // As rows_of, between 0 and 1.
 inline Tensor positive_rows(std::uint64_t seed, std::int64_t first, std::int64_t rows,
                             std::int64_t width, const Device& device, DType dtype = f32) {
   return raw::cast(raw::sigmoid(rows_of(seed, first, rows, width, device)), dtype);
+}
+// Of these the rows of a rank of which each has so many.
+inline Tensor own_rows(const World& world, std::uint64_t seed, std::int64_t rows = 4,
+                       std::int64_t width = 5) {
+  return positive_rows(seed, world.rank() * rows, rows, width, world.device());
 }
 
 }  // namespace tessera::testing

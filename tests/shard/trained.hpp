@@ -6,8 +6,6 @@
 
 namespace tessera::testing {
 
-inline constexpr Reshard kWays[] = {Reshard::automatic, Reshard::always, Reshard::never};
-
 // Stack on a world, with its optimizer, and rows of input of this rank.
 struct TrainedStack {
   TrainedStack(World& world, Reshard way, const std::vector<std::int64_t>& widths = {4, 4, 4, 4},
@@ -17,7 +15,7 @@ struct TrainedStack {
                  .precision = {.param = param},
                  .reshard_after_forward = way});
     nn::init(model, {3}, world.device());
-    optimizer.emplace(model.parameters(), optim::SgdOptions{.lr = 0.1});
+    optimizer.emplace(model.parameters(), optim::SGDOptions{.lr = 0.1});
   }
   Tensor loss(std::uint64_t seed = 1) {
     return mean_square(model(rows_of(seed, 2 * world.rank(), 2, 4, world.device())));
@@ -35,10 +33,11 @@ struct TrainedStack {
     return gathers() - before;
   }
   nn::Linear& layer(std::size_t i) { return model.layers[i]; }
+  std::vector<float> first_weight() { return layer(0).weight.value().to_vector<float>(); }
 
   World& world;
   Stack model;
-  std::optional<optim::Sgd> optimizer;
+  std::optional<optim::SGD> optimizer;
 };
 
 }  // namespace tessera::testing

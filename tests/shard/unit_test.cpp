@@ -5,6 +5,7 @@
 
 using namespace tessera;
 using namespace tessera::testing;
+using Catch::Matchers::Contains;
 
 namespace {
 
@@ -22,9 +23,7 @@ Outcome run(int ranks, Reshard reshard, std::uint64_t seed, const F& step) {
   };
   const auto mine = on_ranks(ranks, [&](World& world) {
     Model model;
-    model.shard({.mesh = DeviceMesh::flat(world), .reshard_after_forward = reshard});
-    model.materialize(world.device());
-    nn::init(model, {seed});
+    start(model, world, seed, reshard);
     const std::int64_t rows = kRows / ranks;
     step(model, positive_rows(seed, world.rank() * rows, rows, 5, world.device()));
     return Mine{shard_gradients(model), full_values(model)};
@@ -41,7 +40,7 @@ void check_as_one_rank(std::size_t gradients, const F& step) {
   const Outcome one = run<Model>(1, Reshard::automatic, seed, step);
   CHECK(one.gradients.size() == gradients);
   for (const int ranks : {2, 3, 4})
-    for (const Reshard reshard : {Reshard::automatic, Reshard::always, Reshard::never}) {
+    for (const Reshard reshard : kReshards) {
       INFO(ranks << " ranks, reshard " << reshard);
       const Outcome many = run<Model>(ranks, reshard, seed, step);
       CHECK(distance(one.gradients, many.gradients) < kRounding);
@@ -61,37 +60,10 @@ class Uneven : public Stack {
 }  // namespace
 
 TEST_CASE("uneven and empty shards have the gradients of one rank", "[threads]") {
-  class Rows final : public nn::Module {
-   public:
-    Rows() : a(5, 7), b(7, 1), c(1, 3) {
-      register_module("a", a);
-      register_module("b", b);
-      register_module("c", c);
-      make_positive(*this);
-    }
-    Tensor operator()(const Tensor& x) {
-      return call([&] { return c(tanh(b(tanh(a(x))))); });
-    }
-    void shard(const ShardOptions& options) {
-      fully_shard(a, options);
-      fully_shard(b, options);
-      fully_shard(*this, options);  // owns c
-    }
-    nn::Linear a, b, c;
+  struct Rows final : Mlp {
+    Rows() : Mlp({5, 7, 1, 3}) { make_positive(*this); }
   };
   check_as_one_rank<Rows>(6, [](Rows& model, const Tensor& x) { backward(model(x)); });
-}
-
-TEST_CASE("a model that nobody has initialised is zero, on any number of ranks", "[threads]") {
-  for (const int ranks : {1, 2, 3}) {
-    const auto sums = on_ranks(ranks, [](World& world) {
-      nn::Linear layer(4, 6);
-      fully_shard(layer, {.mesh = DeviceMesh::flat(world)});
-      layer.materialize(world.device());
-      return sum(layer(Tensor::ones({3, 4}, f32, world.device()))).item();
-    });
-    CHECK(sums == std::vector<double>(static_cast<std::size_t>(ranks), 0));
-  }
 }
 
 TEST_CASE("a parameter of no dimension is one element on every rank", "[threads][fsdp2-010]") {
@@ -100,10 +72,8 @@ TEST_CASE("a parameter of no dimension is one element on every rank", "[threads]
   const auto train = [&](int ranks) {
     return on_ranks(ranks, [&](World& world) {
       Uneven model;
-      model.shard({.mesh = DeviceMesh::flat(world)});
-      model.materialize(world.device());
-      nn::init(model, {seed});
-      optim::Sgd sgd(model.parameters(),
+      start(model, world, seed);
+      optim::SGD sgd(model.parameters(),
                      {.lr = 0.01});  // 0.02 of a parameter at most: none cancels
       const std::int64_t rows = kRows / ranks;
       backward(model(positive_rows(seed, world.rank() * rows, rows, 5, world.device())));
@@ -117,26 +87,12 @@ TEST_CASE("a parameter of no dimension is one element on every rank", "[threads]
 }
 
 TEST_CASE("frozen parameters are used, never changed, and hold no state", "[threads]") {
-  class Frozen final : public nn::Module {
-   public:
-    Frozen() : a(5, 6), b(6, 6), c(6, 3) {
-      register_module("a", a);
-      register_module("b", b);
-      register_module("c", c);
+  struct Frozen final : Mlp {
+    Frozen() : Mlp({5, 6, 6, 3}) {
       make_positive(*this);
-      a.weight.freeze();  // part of a unit
-      b.weight.freeze();  // all of a unit
-      b.bias.freeze();
+      layers[0].weight.freeze();  // part of a unit
+      layers[1].freeze();         // all of a unit
     }
-    Tensor operator()(const Tensor& x) {
-      return call([&] { return c(tanh(b(tanh(a(x))))); });
-    }
-    void shard(const ShardOptions& options) {
-      fully_shard(a, options);
-      fully_shard(b, options);
-      fully_shard(*this, options);
-    }
-    nn::Linear a, b, c;
   };
   check_as_one_rank<Frozen>(3, [](Frozen& model, const Tensor& x) { backward(model(x)); });
 
@@ -146,9 +102,7 @@ TEST_CASE("frozen parameters are used, never changed, and hold no state", "[thre
   };
   const auto results = on_ranks(2, [](World& world) {
     Frozen model;
-    model.shard({.mesh = DeviceMesh::flat(world)});
-    model.materialize(world.device());
-    nn::init(model, {1});
+    start(model, world, 1);
     optim::AdamW optimizer(model.parameters(), {.lr = 0.1, .weight_decay = 0.1});
     optimizer.prepare();
     const Values before = full_values(model);
@@ -160,16 +114,15 @@ TEST_CASE("frozen parameters are used, never changed, and hold no state", "[thre
     const Values after = full_values(model);
     const auto same = [&](const char* name) { return same_bits(before.at(name), after.at(name)); };
     Bytes out = bytes;
-    out.unchanged = same("a.weight") && same("b.weight") && same("b.bias");
-    out.trained = !same("a.bias") && !same("c.weight") && !same("c.bias");
+    out.unchanged = same("layers.0.weight") && same("layers.1.weight") && same("layers.1.bias");
+    out.trained = !same("layers.0.bias") && !same("layers.2.weight") && !same("layers.2.bias");
     return out;
   });
   for (const Bytes& bytes : results) {
     CHECK(bytes.unchanged);
     CHECK(bytes.trained);
-    // Shards on two ranks, each rounded up to 64 elements: a.weight 15, a.bias 3, b.weight 18,
-    // b.bias 3, c.weight 9 or 12, c.bias 2 take 64 each; a gradient has 64 arrival counts behind
-    // it.
+    // Shards on two ranks, each rounded up to 64 elements: weights of 15, 18 and 9 or 12, biases of
+    // 3, 3 and 2 take 64 each; a gradient has 64 arrival counts behind it.
     CHECK(bytes.weights == 6 * 256);
     CHECK(bytes.moments == 2 * 3 * 256);
     CHECK(bytes.gradients == (64 + 64) * 4 + (128 + 64) * 4);
@@ -178,41 +131,14 @@ TEST_CASE("frozen parameters are used, never changed, and hold no state", "[thre
 
 TEST_CASE("a weight that two layers share has one gradient, the sum of both uses",
           "[threads][fsdp2-042]") {
-  class Tied final : public nn::Module {
-   public:
-    Tied() : up(5, 5), down(up.weight), middle(5, 5) {
-      register_module("up", up);
-      register_module("middle", middle);
-      register_module("down", down);
-      make_positive(*this);
-    }
-    Tensor operator()(const Tensor& x) {
-      return call([&] { return down(tanh(middle(tanh(up(x))))); });
-    }
-    void shard(const ShardOptions& options) {
-      fully_shard(middle, options);
-      fully_shard(*this, options);
-    }
-    nn::Linear up, down, middle;
+  struct TiedLayers final : Tied<nn::Linear> {
+    TiedLayers() : Tied(5) { make_positive(*this); }
   };
-  check_as_one_rank<Tied>(4, [](Tied& model, const Tensor& x) { backward(model(x)); });
+  check_as_one_rank<TiedLayers>(4, [](TiedLayers& model, const Tensor& x) { backward(model(x)); });
 }
 
 TEST_CASE("a unit may have no parameter, or units inside it, or be called twice",
           "[threads][fsdp2-035][fsdp2-073]") {
-  class Inner final : public nn::Module {
-   public:
-    Inner() : pre(5, 6), deep(6, 6), post(6, 5) {
-      register_module("pre", pre);
-      register_module("deep", deep);
-      register_module("post", post);
-      make_positive(*this);
-    }
-    Tensor operator()(const Tensor& x) {
-      return call([&] { return post(tanh(deep(tanh(pre(x))))); });
-    }
-    nn::Linear pre, deep, post;
-  };
   class Nested final : public nn::Module {
    public:
     class Squash final : public nn::Module {
@@ -222,22 +148,18 @@ TEST_CASE("a unit may have no parameter, or units inside it, or be called twice"
       }
     };
     Nested() {
-      register_module("first", first);
-      register_module("squash", squash);
-      register_module("last", last);
+      register_modules("first", first, "squash", squash, "last", last);
+      make_positive(*this);
     }
     Tensor operator()(const Tensor& x) {
       return call([&] { return last(squash(first(squash(first(x))))); });
     }
     void shard(const ShardOptions& options) {
-      fully_shard(first.deep, options);
-      fully_shard(first, options);
-      fully_shard(squash, options);
-      fully_shard(last.deep, options);
-      fully_shard(last, options);
-      fully_shard(*this, options);
+      first.shard(options);
+      last.shard(options);
+      shard_each({&squash, this}, options);
     }
-    Inner first, last;
+    NestedBlock first{5, 6}, last{5, 6};
     Squash squash;
   };
   check_as_one_rank<Nested>(12, [](Nested& model, const Tensor& x) { backward(model(x)); });
@@ -260,11 +182,7 @@ TEST_CASE("recomputed blocks have the gradients of those that are kept", "[threa
         return c(h);
       });
     }
-    void shard(const ShardOptions& options) {
-      fully_shard(a, options);
-      fully_shard(b, options);
-      fully_shard(*this, options);
-    }
+    void shard(const ShardOptions& options) { shard_each({&a, &b, this}, options); }
     bool recomputes;
     nn::Linear a, b, c;
   };
@@ -283,32 +201,88 @@ TEST_CASE("recomputed blocks have the gradients of those that are kept", "[threa
 }
 
 TEST_CASE("many frozen blocks that are recomputed leave no unit open", "[threads]") {
-  class Tower final : public nn::Module {
-   public:
-    Tower() : head(5, 3) {
-      for (int i = 0; i < 6; ++i) {
-        nn::Linear& layer = layers.emplace_back(5, 5);
-        layer.weight.freeze();
-        layer.bias.freeze();
-      }
-      register_module("layers", layers);
-      register_module("head", head);
+  struct Tower final : Mlp {
+    Tower() : Mlp({5, 5, 5, 5, 5, 5, 5, 3}) {
       make_positive(*this);
+      recomputes = true;
+      for (std::size_t i = 0; i < 6; ++i) layers[i].freeze();
     }
-    Tensor operator()(const Tensor& x) {
-      return call([&] {
-        Tensor h = x;
-        for (nn::Linear& layer : layers)
-          h = recompute([&layer](const Tensor& input) { return tanh(layer(input)); }, h);
-        return head(h);
-      });
-    }
-    void shard(const ShardOptions& options) {
-      for (nn::Linear& layer : layers) fully_shard(layer, options);
-      fully_shard(*this, options);
-    }
-    nn::ModuleList<nn::Linear> layers;
-    nn::Linear head;
   };
   check_as_one_rank<Tower>(2, [](Tower& model, const Tensor& x) { backward(model(x)); });
+}
+
+namespace {
+
+// Recomputed blocks with a condition that a unit outside of them has made.
+class Conditioned final : public nn::Module {
+ public:
+  explicit Conditioned(bool recomputes) : stem(5, 6), condition(5, 6), recomputes(recomputes) {
+    for (int i = 0; i < 2; ++i) blocks.emplace_back(6, 6);
+    register_modules("stem", stem, "condition", condition, "blocks", blocks);
+    make_positive(*this);
+  }
+  Tensor operator()(const Tensor& x) {
+    return call([&] {
+      Tensor h = tanh(stem(x));
+      const Tensor given = tanh(condition(x));
+      for (nn::Linear& block : blocks) {
+        const auto f = [&block, given](const Tensor& t) { return tanh(block(t * given)); };
+        h = recomputes ? recompute(f, h) : f(h);
+      }
+      return h;
+    });
+  }
+  void shard(const ShardOptions& options) {
+    for (nn::Linear* const layer : {&stem, &condition, &blocks[0], &blocks[1]})
+      fully_shard(*layer, options);
+    fully_shard(*this, options);
+  }
+  nn::Linear stem, condition;
+  nn::ModuleList<nn::Linear> blocks;
+  const bool recomputes;
+};
+
+}  // namespace
+
+TEST_CASE("recomputed blocks give what they have captured of another unit its gradient",
+          "[threads]") {
+  const std::uint64_t seed = fresh_seed();
+  INFO("seed " << seed);
+  const auto run = [&](int ranks, bool recomputes, Reshard reshard) {
+    return on_ranks(ranks, [&](World& world) {
+      Conditioned model(recomputes);
+      start(model, world, 77, reshard);
+      mean_square(model(own_rows(world, seed))).backward();
+      return shard_gradients(model);
+    });
+  };
+  for (const int ranks : {1, 2})
+    for (const Reshard reshard : kReshards) {
+      CAPTURE(ranks, reshard);
+      const auto expected = run(ranks, false, reshard), found = run(ranks, true, reshard);
+      for (std::size_t rank = 0; rank < found.size(); ++rank)
+        CHECK(same_bits(expected[rank], found[rank]));
+    }
+}
+
+TEST_CASE("a method of a class that can't be changed runs as a call of its unit",
+          "[threads][fsdp2-050]") {
+  struct Theirs final : nn::Module {
+    Theirs() { register_module("layer", layer); }
+    Tensor encode(const Tensor& x) { return tanh(linear(x, layer.weight, layer.bias)); }
+    nn::Linear layer{4, 4};
+  };
+  for (const auto& [outside, counters] : on_ranks(2, [](World& world) {
+         Theirs model;
+         fully_shard(model, {.mesh = DeviceMesh::flat(world)});
+         nn::init(model, {1}, world.device());
+         const Tensor x = rows_of(1, 0, 2, 4, world.device());
+         std::string closed = thrown_by([&] { model.encode(x); });
+         mean_square(model.call([&] { return model.encode(x); })).backward();
+         return std::pair(closed, shard_counters(model));
+       })) {
+    CHECK_THAT(outside, Contains("has no memory yet") || Contains("while the unit is closed"));
+    CHECK(counters.gathers == 1);
+    CHECK(counters.reductions == 1);
+  }
 }

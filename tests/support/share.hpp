@@ -1,22 +1,21 @@
-// How many of its places or steps a test tries: the share that TRY_ONE_IN=N in the environment of
-// its suite says (tests/meson.build), and of the cells of a grid TRY_ONE_CELL_IN=N
-// (tools/suites.py); all of them with SOAK=1.
+// How many of its places or steps a test tries, and of the cells of a grid: the shares that
+// TRY_ONE_IN=N and TRY_ONE_CELL_IN=N say, which tools/suites.py reads from tests/shares.txt. Which
+// ones depends on SEED_BASE alone (seed.hpp). Without them all.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <random>
-#include <string_view>
 #include <vector>
+
+#include "tests/support/seed.hpp"
 
 namespace tessera::testing {
 
 inline std::uint64_t share_in(const char* name) {
-  const char* const soak = std::getenv("SOAK");
   const char* const text = std::getenv(name);
-  if (!text || (soak && std::string_view(soak) == "1")) return 1;
-  return std::max<std::uint64_t>(1, std::strtoull(text, nullptr, 10));
+  return text ? std::max<std::uint64_t>(1, std::strtoull(text, nullptr, 10)) : 1;
 }
 
 // One place in so many is tried.
@@ -25,10 +24,9 @@ inline std::uint64_t stride() {
   return stride;
 }
 
-// The first of `places` that is tried: another one in each process, the same on all of its ranks.
+// The first of `places` that is tried.
 inline std::uint64_t first_place(std::uint64_t places) {
-  static const std::uint64_t draw = std::random_device{}();
-  return 1 + draw % std::clamp<std::uint64_t>(places, 1, stride());
+  return 1 + derived_seed("places") % std::clamp<std::uint64_t>(places, 1, stride());
 }
 
 // How many trials there are at least of `all`; a share rounds down in each of its plans, which
@@ -37,8 +35,7 @@ inline std::uint64_t at_least(std::uint64_t all) {
   return stride() > 1 ? all / (2 * stride()) : all;
 }
 
-// The trials of a grid: of each few neighbours one, drawn afresh, or all of them (tools/suites.py
-// says when).
+// The trials of a grid: of each few neighbours one, or all of them.
 class GridShare {
  public:
   static std::uint64_t stride() {
@@ -60,7 +57,7 @@ class GridShare {
   }
 
  private:
-  std::random_device draw_;
+  std::mt19937_64 draw_{derived_seed("cells")};
   std::uint64_t next_ = 0, taken_ = 0;
 };
 

@@ -211,6 +211,6 @@ inline void check_values(const Tensor& got, DType dtype, const Host& expected,
   CHECK(wrong == 0);
 }
 
-inline Device any_device() { return Device::cpu({.executor = any_kind(), .threads = 2}); }
+inline Device any_device() { return Device::cpu({.executor = any_executor(), .threads = 2}); }
 
 }  // namespace tessera::testing

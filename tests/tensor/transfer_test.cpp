@@ -32,7 +32,7 @@ TEST_CASE("a host's side is another device of the same rank") {
 
 TEST_CASE("values go to the host and back, cast and strided, and later writes come after",
           "[threads]") {
-  const WorldOptions options{.executor = any_kind(), .schedule_seed = 5, .threads = 1};
+  const WorldOptions options{.executor = any_executor(5), .threads = 1};
   std::vector<std::vector<float>> found;
   run_checked(1, options, [&](World& world) {
     const Device device = world.device(), host = device.host();

@@ -20,6 +20,8 @@ TEST_CASE("shapes know their size and strides and refuse what cannot be") {
   CHECK(Shape{2, 0, 3}.strides() == Shape{3, 3, 1});
   CHECK(Shape{2, 3}.without(0) == Shape{3});
   CHECK(Shape{2, 3}.with(1, 7) == Shape{2, 7});
+  CHECK(Shape{2, 3}.without(-2) == Shape{3});
+  CHECK(Shape{2, 3}.with(-1, 7) == Shape{2, 7});
   CHECK_FALSE(Shape{2, 3} == Shape{2, 3, 1});
   CHECK(concat(Shape{2, 3}, " ", Shape{}) == "[2, 3] []");
   CHECK_THROWS_WITH((Shape{1, 2, 3, 4, 5, 6, 7}), Catch::Contains("at most 6 dimensions"));
@@ -29,6 +31,21 @@ TEST_CASE("shapes know their size and strides and refuse what cannot be") {
   CHECK(normalize_dim(-1, 3) == 2);
   CHECK_THROWS_WITH(normalize_dim(3, 3), Catch::Contains("dimension 3 is out of range"));
   CHECK_THROWS_AS(normalize_dim(-4, 3), ContractError);
+}
+
+TEST_CASE("a shape's negative index counts from the end, and one beyond it is refused") {
+  Shape shape{2, 3, 4};
+  for (int d = 0; d < 3; ++d) CHECK(shape[d - 3] == shape[d]);
+  shape[-2] = 7;
+  CHECK(shape == Shape{2, 7, 4});
+  CHECK(shape.back() == 4);
+  for (const int d : {-4, 3, kMaxDims, -1000}) {
+    CHECK_THROWS_WITH(shape[d], Catch::Contains(concat("dimension ", d, " is out of range")));
+    CHECK_THROWS_AS(std::as_const(shape)[d], ContractError);
+    CHECK_THROWS_AS(shape.with(d, 1), ContractError);
+    CHECK_THROWS_AS(shape.without(d), ContractError);
+  }
+  CHECK_THROWS_AS(Shape{}.back(), ContractError);
 }
 
 TEST_CASE("shapes broadcast by NumPy's rule") {

@@ -24,6 +24,7 @@
 #include <thread>
 
 #include "tessera/device/device.hpp"
+#include "tests/schedules/shuffled.hpp"
 #include "tests/tour/check.hpp"
 
 namespace ts = tessera;
@@ -95,14 +96,13 @@ static void clocks_count_what_is_ordered() {
   CHECK(device.clock()[ts::StreamId::compute] == 3);  // heard of through gather
 }
 
-// A forgotten wait shows only now and then. The `shuffled` executor tries orders, and a seed
+// A forgotten wait shows only now and then. An executor of the tests tries orders, and a seed
 // repeats one exactly.
 static void a_seed_finds_a_missing_edge() {
   int stale = 0;
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
     int value = 0, seen = 0;
-    const ts::Device device =
-        ts::Device::cpu({.executor = ts::ExecutorKind::shuffled, .schedule_seed = seed});
+    const ts::Device device = ts::Device::cpu({.executor = ts::testing::shuffled(seed)});
     device.compute().launch({.name = "write"}, [v = &value](ts::Exec&) { *v = 1; });
     device.gather().launch({.name = "read"}, [v = &value, s = &seen](ts::Exec&) { *s = *v; });
     device.synchronize();

@@ -10,7 +10,9 @@
 // So these buffers do not come from the pool. They are slots of an arena, at addresses that a plan
 // has chosen: slots that are to be alive at the same time lie apart, all others may share. To let a
 // gather start early, the plan counts its slot as taken from a call earlier on. Using a slot first
-// waits, on the device, for the last uses of whatever lay there before, and for nothing else.
+// waits, on the device, for the last uses of whatever lay there before, and for nothing else. This
+// lesson writes the plan by hand. A model's plan is made of the takes and give-backs of the step
+// before, and at first of one call of each unit.
 //
 // PyTorch: FSDP2's buffers come from the caching allocator. It keeps references to them until the
 // stream that reads them has been waited for, and so does without `record_stream`; where they lie,
@@ -23,7 +25,7 @@
 #include "tessera/device/device_context.hpp"
 #include "tessera/device/observe/race_checker.hpp"
 #include "tessera/memory/arena.hpp"
-#include "tessera/memory/placement.hpp"
+#include "tessera/memory/offset_plan.hpp"
 #include "tests/tour/check.hpp"
 
 namespace ts = tessera;

@@ -10,8 +10,13 @@
 //
 // Whether a call has nodes at all changes nothing, as long as gradients are enabled: the order is
 // the same on every rank. These four moments are all that sharding needs: `fully_shard` sets a hook
-// that gathers before the call and frees after it, gathers again when the region begins, and has
-// reduced gradients when it ends.
+// that gathers before the call and frees after it, has all rows there again when the region begins,
+// and has reduced gradients when it ends.
+//
+// The gather for backward is seldom queued where its own region begins, for then compute would wait
+// for it. A region that begins queues the gather of the call that comes next in backward, and then
+// its own work: the gather for `up` is queued where backward enters `down`. `down` was called last,
+// and is still there. Lesson 76 does so by hand.
 //
 // A module has one such hook. What a program does around calls, as PyTorch's forward hooks, is
 // nn/forward_hooks.hpp: any number of them, within the scope that this one opens.

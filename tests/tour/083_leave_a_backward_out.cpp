@@ -69,7 +69,7 @@ static float batch(const ts::World& world) {
 static void a_rank_says_that_it_leaves_it_out() {
   ts::run_local(kRanks, {}, [](ts::World& world) {
     Line line(world);
-    ts::optim::Sgd optimizer(line.parameters(), {.lr = 0.3});
+    ts::optim::SGD optimizer(line.parameters(), {.lr = 0.3});
     const ts::Tensor loss = line(batch(world));
     if (std::isfinite(loss.item()))
       loss.backward();
@@ -86,7 +86,7 @@ static void a_rank_says_that_it_leaves_it_out() {
 static void where_no_rank_goes_backward_nothing_is_updated() {
   ts::run_local(kRanks, {}, [](ts::World& world) {
     Line line(world);
-    ts::optim::Sgd optimizer(line.parameters(), {.lr = 0.3, .weight_decay = 0.5});
+    ts::optim::SGD optimizer(line.parameters(), {.lr = 0.3, .weight_decay = 0.5});
     line(1);
     ts::skip_backward(line);  // of all forwards that no backward has covered
     optimizer.step();

@@ -74,7 +74,7 @@ static Trained train(ts::World& world, std::int64_t slice_bytes) {
   ts::fully_shard(model, options);
   model.materialize(world.device());
   ts::nn::init(model, {.value = 7});
-  ts::optim::Sgd optimizer(model.parameters(), {.lr = 0.2});
+  ts::optim::SGD optimizer(model.parameters(), {.lr = 0.2});
   Trained trained;
   for (int step = 0; step < 3; ++step) {
     const ts::Tensor x = ts::Tensor::normal({16, 64}, 0, 1, 100, ts::f32, world.device());

@@ -25,6 +25,7 @@
 #include "tessera/device/device.hpp"
 #include "tessera/device/device_context.hpp"
 #include "tessera/device/observe/race_checker.hpp"
+#include "tests/schedules/shuffled.hpp"
 #include "tests/tour/check.hpp"
 
 namespace ts = tessera;
@@ -100,7 +101,7 @@ static void one_wait() {
   }
   int wrong = 0, wrong_with = 0;
   for (std::uint64_t seed = 0; seed < 40; ++seed) {
-    const ts::CpuOptions options{.executor = ts::ExecutorKind::shuffled, .schedule_seed = seed};
+    const ts::CpuOptions options{.executor = ts::testing::shuffled(seed)};
     wrong += sum_of_layers(Watched(options), false) != kRight;
     wrong_with += sum_of_layers(Watched(options), true) != kRight;
   }

@@ -78,7 +78,7 @@ static Trained train(ts::World& world) {
   model.materialize(device);
   ts::nn::init(model, {.value = 3});
   Average average(model, kDecay);
-  ts::optim::Sgd optimizer(model.parameters(), {.lr = 0.8});
+  ts::optim::SGD optimizer(model.parameters(), {.lr = 0.8});
 
   const auto drawn = [&](int rows, int columns, std::uint64_t key) {
     return ts::Tensor::normal({rows, columns}, 0, 1, key, ts::f32, device);

@@ -7,10 +7,10 @@
 //   executor  keep a      keep b        -     keep c      run a, run b, run c
 //
 // Nothing else changes: tensors and autograd are written against Stream, and no layer above knows
-// which executor is at work. It serves one rank without fully_shard: a world makes the devices of
-// its ranks itself, with the library's executors. PyTorch has nothing to compare: a dispatch mode
-// sees operators by name, torch.fx records a graph of them, a CUDA graph captures streams; what a
-// stream is and when it waits belongs to CUDA.
+// which executor is at work. It serves one rank; one that serves several brings them together at
+// the barriers of their collectives. PyTorch has nothing to compare: a dispatch mode sees operators
+// by name, torch.fx records a graph of them, a CUDA graph captures streams; what a stream is and
+// when it waits belongs to CUDA.
 #include <exception>
 #include <iostream>
 #include <stdexcept>
@@ -92,10 +92,10 @@ class Deferred final : public ts::Executor {
 
 // The door: what makes the executor goes into the options of the device.
 static ts::Device deferred_device(Log& log) {
-  return ts::Device::cpu(
-      {.make_executor = [&log](const ts::ExecutorOptions& options, const ts::Observers& observers) {
-        return std::make_unique<Deferred>(options, observers, log);
-      }});
+  return ts::Device::cpu({.executor = {"deferred", [&log](const ts::ExecutorOptions& options,
+                                                          const ts::Observers& observers) {
+                                         return std::make_unique<Deferred>(options, observers, log);
+                                       }}});
 }
 
 static void tensors_run_on_it() {

@@ -6,8 +6,8 @@
 // One line a kernel on stdout, as JSON. Bytes are what the contract makes a kernel read and write
 // once, so a kernel that passes twice over its input shows half the share. Time is the shortest of
 // several samples of back-to-back launches. `--scale` makes the arrays smaller, for a look at the
-// program itself on the emulated GPU. `--machine` is one of device/machine.hpp, and adds what that
-// table predicts: each kernel alone, at the table's whole rates.
+// program itself on the emulated GPU. `--machine` is one of detail/device/machine.hpp, and adds
+// what that table predicts: each kernel alone, at the table's whole rates.
 #include "tools/gpu_check/bench.hpp"
 
 #include <algorithm>
@@ -18,7 +18,7 @@
 #include <utility>
 
 #include "tessera/base/error.hpp"
-#include "tessera/base/json.hpp"
+#include "tessera/detail/base/json.hpp"
 
 namespace tessera::gpu_check {
 namespace {

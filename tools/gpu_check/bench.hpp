@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/table.hpp"
-#include "tessera/device/machine.hpp"
+#include "kernels/kernel_table.hpp"
+#include "tessera/detail/device/machine.hpp"
 #include "tests/kernels/target.hpp"
 #include "tools/gpu_check/module.hpp"
 

@@ -13,12 +13,12 @@
 #include <exception>
 #include <limits>
 #include <map>
-#include <random>
 #include <string>
 #include <vector>
 
-#include "tessera/base/json.hpp"
+#include "tessera/detail/base/json.hpp"
 #include "tests/kernels/case.hpp"
+#include "tests/support/seed.hpp"
 #include "tools/gpu_check/module.hpp"
 
 namespace {
@@ -28,7 +28,7 @@ using namespace tessera;
 struct Options {
   std::string module;
   int device = 0;
-  std::uint64_t seed = std::random_device{}();
+  std::uint64_t seed = testing::derived_seed("gpu-check");
   std::size_t first = std::numeric_limits<std::size_t>::max();
   bool list = false;
   bool describe = false;

@@ -12,7 +12,7 @@ from gpu_check.steps import Failed, Skipped
 
 TINY = dict(model=dict(name="llama", dim=64, n_layers=2, n_heads=4, n_kv_heads=2), length=32, batch=8)
 TINY_GPT2 = dict(model=dict(name="gpt2", dim=64, n_layers=2, n_heads=4), length=32, batch=8)  # one weight for embedding and head
-# The line that README.md trains with on the CPU, on the King James Bible.
+# The line that tools/README.md trains with on the CPU, on the King James Bible.
 REFERENCE = dict(model=dict(name="llama", dim=128, n_layers=4, n_heads=4, n_kv_heads=2), length=128, batch=12)
 REFERENCE_STEPS, EMULATED_STEPS = 50, 5  # a step takes the emulated GPU 5 s
 # What else of training runs under random delays.
@@ -116,7 +116,7 @@ class Correct:
             setup = setup | dict(length=16)
         folder = self.work / "bits" / name
         weights = []
-        for seed in [0, *([0] if self.gpu else []), *random.sample(range(1, 1 << 30), delays)]:
+        for seed in [0, *([0] if self.gpu else []), *random.Random(f"{os.environ.get('SEED_BASE', 1)} {name}").sample(range(1, 1 << 30), delays)]:
             lines, text = self.train(setup, "cuda", steps, folder, f"--save={folder}/w.safetensors", f"--debug.delay_seed={seed}",
                                      *options, ranks=ranks,
                                      # As many queues as streams: else waits of one hold another up that shares its queue.

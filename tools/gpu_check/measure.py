@@ -14,7 +14,7 @@ CASES = {name: case for name, case in ALL_CASES.items() if not name.startswith("
 SHARES = pathlib.Path(__file__).resolve().parents[2] / "kernels/cuda/shares.txt"
 SHARE_MARK = 0.75  # the aim is 0.85
 WORLD = 8  # a step is timed as that of one rank of so many
-MACHINES = {"H200": "h200", "H100": "h100", "A100": "a100", "B200": "b200"}  # of include/tessera/device/machine.hpp
+MACHINES = {"H200": "h200", "H100": "h100", "A100": "a100", "B200": "b200"}  # of include/tessera/detail/device/machine.hpp
 PEAK_TFLOPS = {"H200": 989.4, "H100": 989.4, "A100": 312.0, "B200": 2250.0}  # dense bf16, vendors' data sheets
 NO_FP8 = "A100"
 # What else a step may be, beside the one that is timed for a case: (options, which cases).

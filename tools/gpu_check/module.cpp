@@ -2,7 +2,7 @@
 
 #include <dlfcn.h>
 
-#include "kernels/table.hpp"
+#include "kernels/kernel_table.hpp"
 #include "tessera/base/error.hpp"
 
 namespace tessera::gpu_check {

@@ -47,8 +47,7 @@ std::vector<std::pair<std::string, std::string>> common_facts(const Config& conf
   std::vector<std::pair<std::string, std::string>> facts = {
       {"the program's commit", tools::kCommit},
       {"the tokens in data.path", inputs.loader ? concat(inputs.loader->file().size()) : "none"},
-      {"the contents of data.path",
-       inputs.loader ? fingerprint(inputs.loader->file().path()) : "none"},
+      {"the contents of data.path", data_fingerprint(inputs)},
       {"the weights of --load", inputs.load ? fingerprint(*inputs.load) : "none"}};
   for (const Key& key : schema())
     if (const std::string name = key.full_name();
@@ -79,6 +78,10 @@ class ScanReport {
 };
 
 }  // namespace
+
+std::string data_fingerprint(const Inputs& inputs) {
+  return inputs.loader ? fingerprint(inputs.loader->file().path()) : "none";
+}
 
 void check_agreement(const Config& config, const Inputs& inputs, const World& world) {
   for (const auto& [name, value] : common_facts(config, inputs)) {

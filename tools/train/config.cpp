@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "tessera/base/error.hpp"
-#include "tessera/base/utf8.hpp"
+#include "tessera/detail/base/utf8.hpp"
 #include "tools/train/schema.hpp"
 #include "tools/train/toml_reader.hpp"
 
@@ -26,12 +26,23 @@ class Origin {
   std::string text_;
 };
 
-void check_range(const Key& key, double value, const Origin& origin) {
-  const Range& range = key.range;
+bool is_within(const Range& range, double value) {
   const bool low = range.above_low ? value > range.low : value >= range.low;
   const bool high = range.below_high ? value < range.high : value <= range.high;
+  return low && high;
+}
+
+void check_range(const Key& key, double value, const Origin& origin) {
   if (!std::isfinite(value)) origin.fail(concat("not a finite number; expected ", key.expected()));
-  if (!low || !high) origin.fail(concat("out of range; expected ", key.expected()));
+  if (!is_within(key.range, value)) origin.fail(concat("out of range; expected ", key.expected()));
+}
+
+// Kernels take such a number in f32, where 1e-46 is 0 and 1e39 infinite.
+void check_range_in_f32(const Key& key, double value, const Origin& origin) {
+  check_range(key, value, origin);
+  const float rounded = static_cast<float>(value);
+  if (!std::isfinite(rounded) || !is_within(key.range, rounded))
+    origin.fail(concat(rounded, " in f32, which is out of range; expected ", key.expected()));
 }
 
 template <class T>
@@ -71,7 +82,7 @@ void assign(Config& config, const Key& key, Value value, const Origin& origin) {
   } else if (const auto* integer = std::get_if<std::int64_t>(&value)) {
     check_range(key, static_cast<double>(*integer), origin);
   } else if (const auto* real = std::get_if<double>(&value)) {
-    check_range(key, *real, origin);
+    check_range_in_f32(key, *real, origin);
   }
   key.set(config, value);
   config.given.insert(key.full_name());
@@ -140,6 +151,18 @@ void apply_file(Config& config, const std::string& path) {
   }
 }
 
+// "--help=all", "--help=flags", "--help=model".
+void ask_for_help(Config& config, const std::string& of) {
+  std::vector<std::string_view> known = sections();
+  known.insert(known.begin(), {"all", "flags"});
+  if (std::ranges::find(known, of) == known.end())
+    throw DataError(concat("--help=", shortened(of),
+                           ": no section is called so; the nearest is --help=", nearest(of, known),
+                           " (--help=all lists all)"));
+  config.flags.help = true;
+  config.flags.help_of = of;
+}
+
 // "--name=value" or "--name value"; a boolean may stand alone.
 void apply_option(Config& config, const std::vector<std::string>& arguments, std::size_t& at) {
   const std::string& argument = arguments[at];
@@ -156,11 +179,12 @@ void apply_option(Config& config, const std::vector<std::string>& arguments, std
             ? "help"
             : argument.substr(first, attached ? equals - first : std::string::npos);
     throw DataError(concat(shortened(argument), ": unknown option; the nearest is --",
-                           nearest_key(bare), " (--help lists all)"));
+                           nearest_key(bare), " (--help=all lists all)"));
   }
   std::string text;
   if (attached) {
     text = argument.substr(equals + 1);
+    if (name == "help") return ask_for_help(config, text);
   } else if (key->type == ValueType::boolean) {
     const bool follows =
         at + 1 < arguments.size() && (arguments[at + 1] == "true" || arguments[at + 1] == "false");

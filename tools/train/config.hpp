@@ -12,7 +12,7 @@
 #include "tessera/base/dtype.hpp"
 #include "tessera/comm/world.hpp"
 #include "tessera/data/token_file.hpp"
-#include "tessera/device/machine.hpp"
+#include "tessera/detail/device/machine.hpp"
 #include "tessera/nn/fp8.hpp"
 #include "tessera/nn/gpt2.hpp"
 #include "tessera/nn/llama.hpp"
@@ -36,6 +36,7 @@ enum class Strategy : std::uint8_t { none, ddp, zero1, zero2, zero3, hybrid };
 // Of Fp8Recipe, in its order, after `none`.
 enum class Float8Recipe : std::uint8_t { none, tensorwise, blockwise };
 enum class RecomputeMode : std::uint8_t { none, selective, full };
+enum class AsyncMode : std::uint8_t { disabled, async };
 
 // An empty text and an empty optional mean "not set".
 struct Config {
@@ -52,7 +53,8 @@ struct Config {
     WireAlgorithm machine_wire = WireAlgorithm::two_level;
     std::string load, save, trace, sample;
     std::int64_t sample_tokens = 200;
-    bool print_config = false, help = false, version = false;
+    bool where = false, print_config = false, help = false, version = false;
+    std::string help_of;  // all, flags or a section; empty: what people use first
   } flags;
 
   // Of a GPU.
@@ -170,12 +172,22 @@ struct Config {
 
   struct Checkpoint {
     DType export_dtype = f32;  // of --save
+    bool enable = false;
+    std::string folder = "checkpoint", initial_load_path;
+    std::int64_t interval = 500,
+                 load_step = -1,       // -1: the newest
+        keep_latest_k = 10;            // 0: all
+    std::string exclude_from_loading;  // of "optimizer" and "dataloader", with commas
+    bool enable_first_step_checkpoint = false, load_only = false;
+    AsyncMode async_mode = AsyncMode::disabled;
+
+    // Whether the run holds memory for saves that it does not wait for.
+    bool stages() const { return enable && !load_only && async_mode == AsyncMode::async; }
   } checkpoint;
 
   struct Debug {
     std::int64_t seed = 0;
     ExecutorKind executor = ExecutorKind::threaded;
-    std::int64_t schedule_seed = 0;
     std::int64_t delay_seed = 0;  // of a GPU's random delays; 0: none
     bool deterministic = true;
   } debug;
@@ -247,6 +259,8 @@ HybridSizes mesh_sizes(const Config& config, int world_size);
 // that say what stands in.
 std::string print_config(const Config& config);
 
-std::string help_text();
+// What --help prints: a screen of what people use first; all options; or those of "flags" or of a
+// section.
+std::string help_text(std::string_view of = {});
 
 }  // namespace tessera::train

@@ -41,9 +41,8 @@ int FlightRecordFiles::during(const World& world, const std::function<int()>& bo
     leave();
     const std::string unwritten = has_cause_ ? "" : write(own, error.what());
     if (unwritten.empty()) throw;
-    CommError both(concat(error.what(), "; ", unwritten), error.where());
-    both.set_rank(error.rank());
-    throw both;
+    throw detail::with_rank(CommError(concat(error.what(), "; ", unwritten), error.where()),
+                            error.rank());
   } catch (...) {
     leave();
     has_cause_ = true;

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "tessera/base/error.hpp"
-#include "tessera/base/utf8.hpp"
+#include "tessera/detail/base/utf8.hpp"
 #include "tools/train/config.hpp"
 #include "tools/train/schema.hpp"
 

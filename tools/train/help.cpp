@@ -3,8 +3,8 @@
 #include <string_view>
 
 #include "tessera/base/error.hpp"
-#include "tessera/base/json.hpp"
-#include "tessera/base/utf8.hpp"
+#include "tessera/detail/base/json.hpp"
+#include "tessera/detail/base/utf8.hpp"
 #include "tools/train/config.hpp"
 #include "tools/train/schema.hpp"
 
@@ -12,12 +12,34 @@ namespace tessera::train {
 namespace {
 
 constexpr std::size_t kHelpColumn = 50;
+constexpr std::size_t kScreenWidth = 80;
+
+constexpr std::string_view kFirstHead =
+    R"(Trains a language model, sharded over any number of ranks.
+
+  tessera-train [FILE.toml] [--section.key=value ...] [flags]   later ones win
+  tessera-train --dry-run ...     plan a run: units, memory, collectives, times
+  tessera-train --where           what this machine and a launcher give a job
+  mpirun -n N tessera-train ...   ranks as processes
+
+)";
+
+// What people use first.
+constexpr std::string_view kFirst[] = {
+    "data.path",    "model.dim", "model.n_layers", "training.steps", "training.global_batch_size",
+    "optimizer.lr", "ranks",     "device",         "load",           "save"};
+
+constexpr std::string_view kFirstTail =
+    R"(--print-config prints the values in force as TOML.
+Exit codes: 0 done; 2 bad input; 1 anything else; 128 + signal that ended it.
+)";
 
 constexpr std::string_view kHead =
     R"(Trains a language model, sharded over any number of ranks.
 
   tessera-train [FILE.toml] [--section.key=value ...] [flags]      what comes later wins
   mpirun -n N tessera-train ...                                    ranks as processes
+  torchrun --no-python --nproc-per-node N tessera-train ...        the same, on one machine and without MPI
 
 Examples
   tessera-train --data.path=book.txt --training.steps=200 --sample "In the beginning"
@@ -25,6 +47,7 @@ Examples
   tessera-train --training.steps=0 --load=model.safetensors --sample "In the beginning"
   tessera-train --dry-run --ranks 512 --model.dim=4096 --model.n_layers=32 --model.n_heads=32
   tessera-train --print-config > run.toml
+  tessera-train --help=training                                    the options of a section
 
 Exit codes: 0 done; 2 bad input; 1 anything else; 128 + signal after SIGINT or SIGTERM, at the end of the step (at once
 after a second one, and before and after training). SIGUSR2 writes the flight record. Errors are one line on stderr, results go to stdout,
@@ -58,19 +81,57 @@ std::string argument_of(const Key& key) {
   return all;
 }
 
-std::string help_line(const Key& key) {
-  const bool plain_flag = key.section.empty() && key.type == ValueType::boolean;
+bool is_plain_flag(const Key& key) { return key.section.empty() && key.type == ValueType::boolean; }
+
+// "  --section.key=ARGUMENT", up to where its help begins.
+std::string beginning_of(const Key& key, std::size_t column) {
   std::string line = concat("  --", key.full_name());
-  if (!plain_flag) line += concat(key.section.empty() ? " " : "=", argument_of(key));
-  line.resize(std::max(line.size() + 2, kHelpColumn), ' ');
-  line += key.help;
+  if (!is_plain_flag(key)) line += concat(key.section.empty() ? " " : "=", argument_of(key));
+  line.resize(std::max(line.size() + 2, column), ' ');
+  return line;
+}
+
+// " [its default]"; empty where there is none.
+std::string default_of(const Key& key) {
+  const std::string standard =
+      key.unset.empty() ? shown_value(key, key.get(Config{})) : std::string(key.unset);
+  return is_plain_flag(key) || standard.empty() ? "" : concat(" [", standard, "]");
+}
+
+std::string help_line(const Key& key) {
+  std::string line = concat(beginning_of(key, kHelpColumn), key.help);
   if (!key.only_if.empty()) line += concat("; only if ", key.only_if);
-  const std::string standard = shown_value(key, key.get(Config{}));
-  if (!key.unset.empty())
-    line += concat(" [", key.unset, "]");
-  else if (!plain_flag && !standard.empty())
-    line += concat(" [", standard, "]");
+  return line + default_of(key) + "\n";
+}
+
+// The first clause of its help, and its default where there is room.
+std::string first_line(const Key& key) {
+  constexpr std::size_t kColumn = 34;
+  const std::string_view clause = key.help.substr(0, key.help.find_first_of(";:("));
+  std::string line =
+      concat(beginning_of(key, kColumn), clause.substr(0, clause.find_last_not_of(' ') + 1));
+  if (const std::string standard = default_of(key); line.size() + standard.size() <= kScreenWidth)
+    line += standard;
   return line + "\n";
+}
+
+std::string first_help() {
+  std::string out(kFirstHead);
+  for (const std::string_view name : kFirst) out += first_line(*find_key(name));
+  std::string line = "\n--help=all lists every option, --help=SECTION those of one: flags";
+  for (const std::string_view section : sections()) {
+    const std::size_t begin = line.rfind('\n') + 1;
+    const bool fits = line.size() - begin + section.size() + 3 <= kScreenWidth;
+    line += concat(fits ? ", " : ",\n", section);
+  }
+  return concat(out, line, ".\n", kFirstTail);
+}
+
+std::string section_help(std::string_view of) {
+  std::string out;
+  for (const Key& key : schema())
+    if (key.section == (of == "flags" ? "" : of)) out += help_line(key);
+  return concat(of, "\n", out);
 }
 
 // A basic string of TOML 1.0.
@@ -92,16 +153,12 @@ std::string toml_value(const Key& key, const Value& value) {
 
 }  // namespace
 
-std::string help_text() {
-  std::string out(kHead);
-  std::string_view section = "none";
-  for (const Key& key : schema()) {
-    if (key.section != section)
-      out += concat("\n", key.section.empty() ? "flags" : key.section, "\n");
-    section = key.section;
-    out += help_line(key);
-  }
-  return out + std::string(kTail);
+std::string help_text(std::string_view of) {
+  if (of.empty()) return first_help();
+  if (of != "all") return section_help(of);
+  std::string out = concat(kHead, "\n", section_help("flags"));
+  for (const std::string_view section : sections()) out += concat("\n", section_help(section));
+  return concat(out, kTail);
 }
 
 std::string print_config(const Config& config) {

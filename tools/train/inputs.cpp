@@ -1,7 +1,8 @@
 #include "tools/train/inputs.hpp"
 
 #include <filesystem>
-#include <span>
+#include <map>
+#include <ranges>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -12,32 +13,62 @@
 namespace tessera::train {
 namespace {
 
-// Writing over what is read would destroy it.
-void check_distinct(const Config& config, int records) {
-  std::vector<std::pair<std::string_view, std::string>> outputs = {
-      {"--save", config.flags.save},
-      {"--trace", config.flags.trace},
-      {"metrics.jsonl", config.metrics.jsonl}};
-  for (int r = 0; r < records; ++r)
-    outputs.emplace_back("comm.flight_record", flight_record_path(config.comm.flight_record, r));
-  const std::pair<std::string_view, const std::string&> inputs[] = {
-      {"data.path", config.data.path},
-      {"--load", config.flags.load},
-      {"the configuration file", config.file}};
-  for (const auto& [output, written] : outputs) {
-    for (const auto& [input, read] : inputs) {
-      const bool resaved =
-          output == "--save" && input == "--load";  // replaced by a whole file, as the user said
-      if (written.empty() || read.empty() || resaved || !is_same_file(written, read)) continue;
-      throw DataError(
-          concat(output, ": '", written, "' would overwrite ", input, "; name another file"));
-    }
+struct Named {
+  std::string_view option;
+  std::string path;
+};
+
+std::vector<Named> files_read(const Config& config, const Inputs& inputs) {
+  std::vector<Named> read = {{"the configuration file", config.file},
+                             {"data.path", config.data.path},
+                             {"device.module", config.device.module},
+                             {"--load", config.flags.load}};
+  if (inputs.load) {
+    read.push_back({"--load", inputs.load->index()});
+    for (std::string& file : inputs.load->paths()) read.push_back({"--load", std::move(file)});
   }
-  for (const auto& a : std::span(outputs).first(3))
-    for (const auto& b : outputs)
-      if (&a < &b && !a.second.empty() && !b.second.empty() && is_same_file(a.second, b.second))
-        throw DataError(
-            concat(a.first, ": '", a.second, "' is ", b.first, " too; name another file"));
+  std::erase_if(read, [](const Named& file) { return file.path.empty(); });
+  return read;
+}
+
+// By this rank, and its flight record by each that comes after rank 0.
+std::vector<Named> files_written(const Config& config, int world_size, int rank) {
+  std::vector<Named> written;
+  if (rank == 0)
+    written = {{"--save", config.flags.save},
+               {"--trace", config.flags.trace},
+               {"metrics.jsonl", config.metrics.jsonl}};
+  const int end = config.flags.dry_run ? rank : rank == 0 ? world_size : rank + 1;
+  for (int r = rank; r < end; ++r)
+    written.push_back({"comm.flight_record", flight_record_path(config.comm.flight_record, r)});
+  std::erase_if(written, [](const Named& file) { return file.path.empty(); });
+  return written;
+}
+
+// Writing over what is read would destroy it, and of two that are written one would be lost.
+void check_distinct(const std::vector<Named>& read, const std::vector<Named>& written,
+                    const std::string& replaced) {
+  std::map<std::string, std::string_view> taken;
+  for (const Named& file : read) taken.emplace(file_identity(file.path), file.option);
+  for (const Named& file : written) {
+    const auto input = taken.find(file_identity(file.path));
+    if (input == taken.end()) continue;
+    if (file.option == "--save" && input->first == replaced) continue;
+    throw DataError(concat(file.option, ": '", file.path, "' would overwrite ", input->second,
+                           "; name another file"));
+  }
+  taken.clear();
+  for (const auto& [option, path] : {Named{"stdout", "/dev/stdout"}, {"stderr", "/dev/stderr"}}) {
+    std::error_code ignored;  // of a program without them
+    if (std::filesystem::is_regular_file(path, ignored)) taken.emplace(file_identity(path), option);
+  }
+  for (const Named& file : std::views::reverse(written)) {
+    const auto [other, is_new] = taken.emplace(file_identity(file.path), file.option);
+    if (is_new) continue;
+    throw DataError(concat(file.option, ": '", file.path, "' is ",
+                           other->second == file.option ? "another rank's" : other->second,
+                           " too; name another file"));
+  }
 }
 
 }  // namespace
@@ -48,13 +79,13 @@ std::string flight_record_path(const std::string& path, int rank) {
   return numbered.replace_extension(concat(rank, extension));
 }
 
-Inputs open_inputs(const Config& config, int world_size, Writes writes) {
+Inputs open_inputs(const Config& config, int world_size, int rank) {
   Inputs inputs;
   const auto check_trace = [&] {
     if (!config.flags.trace.empty()) named("--trace", [&] { check_writable(config.flags.trace); });
   };
   if (config.flags.dry_run) {
-    check_distinct(config, 0);
+    check_distinct(files_read(config, inputs), files_written(config, world_size, rank), "");
     check_trace();
     return inputs;
   }
@@ -73,8 +104,12 @@ Inputs open_inputs(const Config& config, int world_size, Writes writes) {
   if (!config.flags.load.empty()) {
     named("--load", [&] { inputs.load.emplace(config.flags.load); });
   }
-  check_distinct(config, writes == Writes::yes ? world_size : 0);
-  if (writes == Writes::no) return inputs;
+  // Only of a single file does --save leave nothing behind that is part of what was loaded.
+  const std::vector<std::string> loaded =
+      inputs.load ? inputs.load->paths() : std::vector<std::string>();
+  check_distinct(files_read(config, inputs), files_written(config, world_size, rank),
+                 loaded.size() == 1 ? file_identity(loaded[0]) : "");
+  if (rank != 0) return inputs;
   if (!config.flags.save.empty()) named("--save", [&] { check_writable(config.flags.save); });
   check_trace();
   if (config.given.contains("comm.flight_record"))

@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "tessera/base/error.hpp"
-#include "tessera/base/json.hpp"
+#include "tessera/detail/base/json.hpp"
 #include "tools/train/schema.hpp"
 
 namespace tessera::train {

@@ -20,10 +20,11 @@
 
 #include "build_info.hpp"
 #include "runtime/device/cpu_check.hpp"
+#include "runtime/run/error_file.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/base/log.hpp"
-#include "tessera/base/utf8.hpp"
 #include "tessera/comm/lost_rank.hpp"
+#include "tessera/detail/base/utf8.hpp"
 #include "tessera/run/environment.hpp"
 #include "tessera/run/race_check.hpp"
 #include "tessera/run/run.hpp"
@@ -32,6 +33,7 @@
 #include "tools/train/metrics.hpp"
 #include "tools/train/signals.hpp"
 #include "tools/train/train.hpp"
+#include "tools/train/where.hpp"
 
 namespace {
 
@@ -83,7 +85,7 @@ std::string version_text() {
 void answer(const train::Config& config, const LaunchEnvironment& environment) {
   if (environment.rank != 0) return;
   const train::Config::Flags& flags = config.flags;
-  print(flags.help      ? train::help_text()
+  print(flags.help      ? train::help_text(flags.help_of)
         : flags.version ? version_text()
                         : train::print_config(config));
 }
@@ -100,7 +102,9 @@ int run(const std::vector<std::string>& arguments, LaunchEnvironment& environmen
     answer(config, environment);
     return 0;
   }
+  if (config.flags.where) print(train::where_text(broken));
   if (broken) std::rethrow_exception(broken);
+  if (config.flags.where) return 0;
   std::optional<int> ranks;
   if (config.flags.ranks) ranks = static_cast<int>(*config.flags.ranks);
   train::validate(config, config.world_size(job_size(environment, ranks)));
@@ -119,6 +123,7 @@ int run(const std::vector<std::string>& arguments, LaunchEnvironment& environmen
   });
 }
 
+std::string g_last_error;  // of the log: a run may end with 1 and throw nothing
 std::atomic<bool> g_lacks_memory{false};
 const std::terminate_handler g_mistake = std::get_terminate();
 
@@ -185,14 +190,21 @@ int main(int argc, char** argv) {
   std::set_terminate(end_without_memory);
   LaunchEnvironment environment;
   try {
-    set_log_sink([](LogLevel, const std::string& message) { report(message); });
-    return run(std::vector<std::string>(argv + 1, argv + argc), environment);
+    set_log_sink([](LogLevel level, const std::string& message) {
+      if (level == LogLevel::error) g_last_error = message;
+      report(message);
+    });
+    const int code = run(std::vector<std::string>(argv + 1, argv + argc), environment);
+    if (code == 1) write_error_file(std::getenv, g_last_error);
+    return code;
   } catch (...) {
     train::restore_signal_handlers();
     std::string message;
     Cause cause = Cause::own;
     const int code = explain(message, cause);
     if (cause == Cause::lost_rank) std::signal(SIGTERM, SIG_IGN);
+    // Before the turn: torchrun takes the earliest for the root cause.
+    write_error_file(std::getenv, message);
     wait_for_turn(environment, cause);
     report(message);
     if (cause == Cause::lost_rank) linger();

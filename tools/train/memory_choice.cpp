@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "tessera/base/error.hpp"
+#include "tessera/detail/device/driver.hpp"
 #include "tessera/device/device_context.hpp"
-#include "tessera/device/driver.hpp"
 #include "tools/train/dry_run.hpp"
 
 namespace tessera::train {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "tessera/checkpoint/model.hpp"
+#include "tessera/checkpoint/saver.hpp"
 #include "tessera/device/device_context.hpp"
 
 namespace tessera::train {
@@ -68,7 +69,8 @@ PhaseMemory MemoryPlan::of_steps(std::int64_t count) const {
   return largest(all);
 }
 
-MemoryPlan plan_memory(const Config& config, int rank, int ranks, TraceFile* traces) {
+MemoryPlan plan_memory(const Config& config, int rank, int ranks, TraceFile* traces,
+                       std::int64_t heldout_batches) {
   const std::optional<Machine> machine = priced_machine(config);  // outlives the device
   CostModel cost = planned_machine(config);
   cost.machine = machine ? &*machine : nullptr;
@@ -81,13 +83,16 @@ MemoryPlan plan_memory(const Config& config, int rank, int ranks, TraceFile* tra
   if (machine) pricer.emplace(world, *machine);
   Trainer trainer(config, world);
   nn::init(trainer.model(), {static_cast<std::uint64_t>(config.debug.seed)});
+  std::optional<checkpoint::Saver> saver;  // for its memory
+  if (config.checkpoint.stages())
+    saver.emplace(config.checkpoint.folder, world).prepare(trainer.parts());
   const FillBatch nothing = [](std::int64_t, std::int64_t, std::span<std::int32_t>,
                                std::span<std::int32_t>) {};
   MemoryPlan plan;
   StepTrace trace(traces, world, StepTrace::Of::plan);
   const auto evaluate = [&] {
     trainer.reset_peaks();
-    trainer.heldout_loss(split_batch(config, ranks).local * ranks,
+    trainer.heldout_loss(split_batch(config, ranks).local * ranks * heldout_batches,
                          [](std::int64_t, std::span<std::int32_t>, std::span<std::int32_t>) {});
     const PhaseMemory now = trainer.phase_memory();
     plan.evaluation = {std::max(plan.evaluation.peak_bytes, now.peak_bytes), now.reserved_bytes,

@@ -21,7 +21,7 @@ struct MemoryPlan {
   std::vector<PhaseMemory> steps;
   std::size_t steps_before_evaluation = 0;  // of these, for the `evaluates_after` that come before
   std::int64_t evaluates_after = 0;         // it; 0: none comes
-  PhaseMemory evaluation;                   // on held-out samples, a full batch a rank or more
+  PhaseMemory evaluation;                   // on held-out samples
   PhaseMemory save;                         // writing the weights
   std::string ledger;                       // owners at the peak of the last step
   ShardPlan shard;
@@ -33,8 +33,11 @@ struct MemoryPlan {
   // The largest of the first `count` steps.
   PhaseMemory of_steps(std::int64_t count) const;
 };
-// `traces`, unless null, gets the timeline of the steps, by planned_machine.
-MemoryPlan plan_memory(const Config& config, int rank, int ranks, TraceFile* traces = nullptr);
+// `heldout_batches`: full batches a rank of an evaluation. From the second on units that are never
+// resharded are open from its beginning, so two tell of more. `traces`, unless null, gets the
+// timeline of the steps, by planned_machine.
+MemoryPlan plan_memory(const Config& config, int rank, int ranks, TraceFile* traces = nullptr,
+                       std::int64_t heldout_batches = 2);
 
 // How long operations take in a plan's timeline without --machine: one core of a CPU and a wire of
 // its host's memory, or metrics.peak_tflops where given. An order of magnitude, for the shape of a

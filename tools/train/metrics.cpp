@@ -9,16 +9,18 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <span>
 #include <string_view>
 #include <utility>
 
 #include "tessera/base/error.hpp"
 #include "tessera/base/file.hpp"
-#include "tessera/base/json.hpp"
-#include "tessera/base/text.hpp"
+#include "tessera/detail/base/json.hpp"
+#include "tessera/detail/base/text.hpp"
 #include "tessera/run/environment.hpp"
 #include "tools/train/signals.hpp"
 
@@ -148,6 +150,25 @@ JsonlWriter::JsonlWriter(const std::string& path) : path_(path) {
     throw DataError(concat("'", path, "' cannot be written: ", reason(errno), "; check the path"));
 }
 
+void JsonlWriter::keep_until(std::int64_t step) {
+  if (step == 0 || !file_ || !is_regular()) return;
+  const OpenFile file(path_, "metrics.jsonl");
+  std::string text(static_cast<std::size_t>(file.size_bytes()), '\0');
+  text.resize(file.read_some(0, std::as_writable_bytes(std::span(text))));
+  // Each whole line begins with its step, as json_line has it; what follows a later one goes.
+  constexpr std::string_view kBegin = "{\"step\": ";
+  std::size_t kept = 0;
+  for (std::size_t end; (end = text.find('\n', kept)) != text.npos; kept = end + 1) {
+    std::int64_t of_line = 0;
+    const std::string_view line = std::string_view(text).substr(kept, end - kept);
+    if (!line.starts_with(kBegin)) break;
+    const auto [at, error] =
+        std::from_chars(line.data() + kBegin.size(), line.data() + line.size(), of_line);
+    if (error != std::errc() || of_line > step) break;
+  }
+  kept_bytes_ = static_cast<std::int64_t>(kept);
+}
+
 void JsonlWriter::write(const StepMetrics& metrics) {
   const auto fail = [&] {
     const std::string why = reason(errno);
@@ -158,7 +179,10 @@ void JsonlWriter::write(const StepMetrics& metrics) {
   if (!std::exchange(begun_, true)) {
     if (!file_) open(O_CREAT);
     if (!file_) fail();
-    if (is_regular() && ::ftruncate(::fileno(file_.get()), 0) != 0) fail();
+    if (is_regular() && (::ftruncate(::fileno(file_.get()), kept_bytes_) != 0 ||
+                         std::fseek(file_.get(), 0, SEEK_END) != 0))
+      fail();
+    whole_bytes_ = kept_bytes_;
   }
   const std::string line = json_line(metrics) + "\n";
   if (std::fwrite(line.data(), 1, line.size(), file_.get()) != line.size() ||

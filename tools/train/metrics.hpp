@@ -53,6 +53,9 @@ class JsonlWriter {
  public:
   // Throws: DataError if the path cannot be written, and while another run writes it.
   explicit JsonlWriter(const std::string& path);
+  // Of a run that goes on behind that step: its lines up to there stay, and the first one that is
+  // written comes behind them. Throws: DataError if the file cannot be read.
+  void keep_until(std::int64_t step);
   // Throws: DeviceError if the system refuses.
   void write(const StepMetrics& metrics);
 
@@ -65,6 +68,7 @@ class JsonlWriter {
 
   std::string path_;
   bool begun_ = false;
+  std::int64_t kept_bytes_ = 0;   // of lines that were there before
   std::int64_t whole_bytes_ = 0;  // of lines
   std::unique_ptr<std::FILE, Close> file_;
 };

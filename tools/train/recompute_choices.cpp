@@ -4,7 +4,7 @@
 #include <optional>
 
 #include "tessera/base/error.hpp"
-#include "tessera/base/text.hpp"
+#include "tessera/detail/base/text.hpp"
 #include "tools/train/memory_plan.hpp"
 
 namespace tessera::train {

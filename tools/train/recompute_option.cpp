@@ -2,7 +2,7 @@
 #include <charconv>
 
 #include "tessera/base/error.hpp"
-#include "tessera/base/utf8.hpp"
+#include "tessera/detail/base/utf8.hpp"
 #include "tools/train/config.hpp"
 
 namespace tessera::train {

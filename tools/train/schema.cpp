@@ -104,7 +104,7 @@ constexpr std::string_view kLlama = "model.name=llama", kGpt2 = "model.name=gpt2
                            kHasAdamw = "optimizer.name!=SGD",
                            kHasMomentum = "optimizer.name!=AdamW", kMuon = "optimizer.name=Muon",
                            kDecays = "lr_scheduler.decay_type!=constant",
-                           kShuffled = "debug.executor=shuffled",
+                           kSaves = "checkpoint.enable=true",
                            kSelective = "activation_checkpoint.mode=selective",
                            kFloat8 = "quantize.linear.float8.recipe_name!=none",
                            kGpu = "device!=cpu", kPlanned = "dry-run=true",
@@ -117,7 +117,7 @@ const std::vector<Key>& schema() {
   using C = Config;
   static const std::vector<Key> rows = {
       key<&C::flags, &C::Flags::ranks>(
-          "ranks", "ranks, as threads of this process (processes: mpirun -n N)",
+          "ranks", "ranks, as threads of this process (processes: mpirun, torchrun)",
           {.range = between(1, 1 << 20), .unset = "1", .argument = "N"}),
       key<&C::flags, &C::Flags::emulate>(
           "emulate",
@@ -160,9 +160,14 @@ const std::vector<Key>& schema() {
                                         {.argument = "TEXT"}),
       key<&C::flags, &C::Flags::sample_tokens>("sample-tokens", "how many tokens --sample adds",
                                                {.range = between(1, kMaxSize), .argument = "N"}),
+      key<&C::flags, &C::Flags::where>(
+          "where", "print launcher, rank, store, GPUs and NCCL of each process, and end"),
       key<&C::flags, &C::Flags::print_config>("print-config",
                                               "print the whole configuration as TOML and end"),
-      key<&C::flags, &C::Flags::help>("help", "print this and end"),
+      key<&C::flags, &C::Flags::help>(
+          "help",
+          "print the options that people use first and end; =all: every option, "
+          "=SECTION: those of one"),
       key<&C::flags, &C::Flags::version>("version",
                                          "print version, commit, compiler and features, and end"),
       key<&C::model, &C::Model::name>("model.name", "which architecture",
@@ -202,9 +207,9 @@ const std::vector<Key>& schema() {
           "fused: one parameter for queries, keys and values, and one for gate and up, so "
           "fewer and wider products; files and initial values stay the same",
           {.choices = {"separate", "fused"}, .only_if = kLlama}),
-      key<&C::data, &C::Data::path>("data.path",
-                                    "*.bin: 16-bit little-endian tokens; anything else: bytes",
-                                    {.argument = "FILE"}),
+      key<&C::data, &C::Data::path>(
+          "data.path", "file of tokens, 16-bit little-endian in *.bin; bytes in all others",
+          {.argument = "FILE"}),
       key<&C::data, &C::Data::order>("data.order", "order of the samples; shuffled anew each epoch",
                                      {.choices = {"shuffled", "sequential"}}),
       key<&C::data, &C::Data::heldout>(
@@ -356,14 +361,42 @@ const std::vector<Key>& schema() {
       key<&C::checkpoint, &C::Checkpoint::export_dtype>(
           "checkpoint.export_dtype", "type in which --save writes the weights",
           {.choices = {"float32", "bfloat16", "float16"}}),
+      key<&C::checkpoint, &C::Checkpoint::enable>(
+          "checkpoint.enable",
+          "save the whole run now and then, and go on from the newest such step, on any --ranks"),
+      key<&C::checkpoint, &C::Checkpoint::folder>("checkpoint.folder", "of checkpoints, step-N",
+                                                  {.only_if = kSaves, .argument = "FOLDER"}),
+      key<&C::checkpoint, &C::Checkpoint::interval>(
+          "checkpoint.interval", "save every so many steps, and at the end",
+          {.range = between(1, kMaxCount), .only_if = kSaves}),
+      key<&C::checkpoint, &C::Checkpoint::keep_latest_k>(
+          "checkpoint.keep_latest_k", "how many stay when another is saved; 0: all",
+          {.range = between(0, kMaxCount), .only_if = kSaves}),
+      key<&C::checkpoint, &C::Checkpoint::async_mode>(
+          "checkpoint.async_mode",
+          "async: the next steps go on while a save is written, from a copy in the host's memory",
+          {.choices = {"disabled", "async"}, .only_if = kSaves}),
+      key<&C::checkpoint, &C::Checkpoint::load_step>(
+          "checkpoint.load_step", "go on from this step; -1: from the newest",
+          {.range = between(-1, kMaxCount), .only_if = kSaves}),
+      key<&C::checkpoint, &C::Checkpoint::initial_load_path>(
+          "checkpoint.initial_load_path",
+          "where the folder has none yet, go on from this one, or from the newest below it",
+          {.only_if = kSaves, .argument = "FOLDER"}),
+      key<&C::checkpoint, &C::Checkpoint::exclude_from_loading>(
+          "checkpoint.exclude_from_loading",
+          "what begins anew: optimizer, dataloader, or both with a comma",
+          {.only_if = kSaves, .argument = "NAMES"}),
+      key<&C::checkpoint, &C::Checkpoint::enable_first_step_checkpoint>(
+          "checkpoint.enable_first_step_checkpoint", "save behind the first step, too",
+          {.only_if = kSaves}),
+      key<&C::checkpoint, &C::Checkpoint::load_only>("checkpoint.load_only", "save none",
+                                                     {.only_if = kSaves}),
       key<&C::debug, &C::Debug::seed>("debug.seed",
                                       "of initial weights, shuffling, dropout and sampling",
                                       {.range = between(0, kMaxSeed)}),
       key<&C::debug, &C::Debug::executor>("debug.executor", "what runs the streams",
-                                          {.choices = {"threaded", "inline", "shuffled"}}),
-      key<&C::debug, &C::Debug::schedule_seed>(
-          "debug.schedule_seed", "of the shuffled schedule",
-          {.range = between(0, kMaxSeed), .only_if = kShuffled}),
+                                          {.choices = {"threaded", "inline"}}),
       key<&C::debug, &C::Debug::delay_seed>(
           "debug.delay_seed",
           "a GPU's operations start late at random, as the seed has it; 0: none",

@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "tessera/base/error.hpp"
-#include "tessera/base/text.hpp"
+#include "tessera/detail/base/text.hpp"
 #include "tessera/device/device_context.hpp"
 
 namespace tessera::train {

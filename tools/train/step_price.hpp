@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "tessera/comm/world.hpp"
-#include "tessera/device/machine.hpp"
+#include "tessera/detail/device/machine.hpp"
 
 namespace tessera::train {
 

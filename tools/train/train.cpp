@@ -21,8 +21,8 @@
 #include "runtime/device/testing.hpp"
 #include "tessera/base/log.hpp"
 #include "tessera/base/philox.hpp"
-#include "tessera/base/utf8.hpp"
 #include "tessera/checkpoint/model.hpp"
+#include "tessera/detail/base/utf8.hpp"
 #include "tessera/device/workers.hpp"
 #include "tessera/nn/generate.hpp"
 #include "tessera/run/run.hpp"
@@ -33,6 +33,7 @@
 #include "tools/train/inputs.hpp"
 #include "tools/train/memory_choice.hpp"
 #include "tools/train/memory_plan.hpp"
+#include "tools/train/run_checkpoints.hpp"
 #include "tools/train/signals.hpp"
 
 namespace tessera::train {
@@ -44,7 +45,6 @@ std::int64_t bytes_of(double count) { return static_cast<std::int64_t>(count); }
 WorldOptions world_options(const Config& config, const std::shared_ptr<RaceChecker>& checker) {
   return {.device = device_choice(config),
           .executor = config.debug.executor,
-          .schedule_seed = static_cast<std::uint64_t>(config.debug.schedule_seed),
           .threads = static_cast<int>(config.flags.threads.value_or(0)),
           .profiler_ranges = config.metrics.nvtx,
           .race_checker = checker,
@@ -70,6 +70,8 @@ class Run {
     {
       const auto model = make_model(config_);
       if (inputs_.load) named("--load", [&] { nn::check_load(*model, *inputs_.load); });
+      if (config_.checkpoint.enable)
+        checkpoints_ = std::make_unique<RunCheckpoints>(config_, inputs_, world_, model->numel());
       if (speaks_ && !config_.flags.save.empty())
         named("--save", [&] { check_space(config_.flags.save, 4 * model->numel()); });
       if (config_.training.steps > 0) choose();
@@ -79,13 +81,20 @@ class Run {
     nn::LanguageModel& model = trainer_->model();
     nn::init(model, {static_cast<std::uint64_t>(config_.debug.seed)});
     if (inputs_.load) named("--load", [&] { nn::load(model, *inputs_.load); });
+    if (checkpoints_) checkpoints_->prepare(*trainer_);
     world_.barrier();
     if (speaks_)
       console_ = std::make_unique<Console>(Terminal::detect(), config_.training.steps,
                                            config_.metrics.log_freq, physical_memory_bytes());
     if (config_.training.steps > 0) say([&] { describe(model); });
+    if (checkpoints_) {
+      checkpoints_->resume(*trainer_, lines_);
+      first_step_ = steps_done_ = checkpoints_->first_step();
+      if (inputs_.jsonl) inputs_.jsonl->keep_until(first_step_);
+    }
     install_signal_handlers();  // until now there was nothing to end in order
     const bool stopped = train();
+    if (checkpoints_) checkpoints_->finish(lines_);
     if (const int signal = agreed_signal(); stopped && signal != 0)
       say([&] {
         console_->line(concat("stopped by ",
@@ -94,9 +103,10 @@ class Run {
                                                  : "SIGTERM",
                               " after step ", steps_done_));
       });
-    if (steps_done_ > 0) report_memory();
+    if (steps_done_ > first_step_) report_memory();
     if (evaluation_.peak_bytes > 0) report_phase("evaluation", plan_.evaluation, evaluation_);
-    const bool learnt = !diverged_ || steps_done_ > 1;  // else nothing that was not there before
+    // Else nothing that was not there before.
+    const bool learnt = !diverged_ || steps_done_ > first_step_ + 1;
     const std::string saved = config_.flags.save.empty() ? "nothing was saved"
                               : learnt                   ? save(model)
                                                          : "there was no step before it to save";
@@ -126,9 +136,14 @@ class Run {
 
   // Collective.
   void choose() {
+    const std::int64_t heldout = inputs_.loader ? inputs_.loader->heldout_samples() : 1,
+                       batch = split_batch(config_, world_.size()).local * world_.size();
     Chosen chosen = choose_by_memory(
         config_, memory_limit(config_, world_),
-        [this](const Config& c) { return plan_memory(c, world_.rank(), world_.size()); },
+        [&](const Config& c) {
+          return plan_memory(c, world_.rank(), world_.size(), nullptr,
+                             std::clamp<std::int64_t>(ceil_div(heldout, batch), 1, 2));
+        },
         [this](double bytes) { return world_.max(bytes); });
     config_ = std::move(chosen.config);
     plan_ = std::move(chosen.plan);
@@ -169,6 +184,15 @@ class Run {
     }
   }
 
+  void say_line(const std::string& line) {
+    say([&] { console_->line(line); });
+  }
+  // The first sample of a step, in the order of training.
+  std::int64_t sample_of(std::int64_t step) const {
+    return (checkpoints_ ? checkpoints_->first_sample() : 0) +
+           (step - first_step_) * split_batch(config_, world_.size()).global;
+  }
+
   void describe(nn::LanguageModel& model) {
     console_->line(concat("model ", config_.model.name == ModelName::llama ? "llama" : "gpt2",
                           " with ", model.numel(), " parameters on ", world_.size(),
@@ -197,20 +221,22 @@ class Run {
     const BatchSplit split = split_batch(config_, world_.size());
     const FillBatch fill = [&](std::int64_t step, std::int64_t row, std::span<std::int32_t> inputs,
                                std::span<std::int32_t> targets) {
-      inputs_.loader->batch(step, world_.rank(), world_.size(), row, inputs, targets);
+      inputs_.loader->batch_from(sample_of(step), world_.rank(), world_.size(), row, inputs,
+                                 targets);
     };
     const double tokens = static_cast<double>(split.global * config_.training.seq_len);
     const double flops = flops_per_token(config_, trainer_->model());
     StepTrace trace(traces_, world_, StepTrace::Of::run);
-    for (std::int64_t step = 0; step < config_.training.steps; ++step) {
+    for (std::int64_t step = first_step_; step < config_.training.steps; ++step) {
       const auto begin = std::chrono::steady_clock::now();
       const StepResult result = trace.during(step, [&] {
-        return trainer_->step(step, fill, requested_signal() != 0 || output_failure_);
+        return trainer_->step(step, fill, requested_signal() != 0 || output_failure_,
+                              checkpoints_ ? checkpoints_->term() : 0);
       });
-      if (step + 1 == std::min(config_.training.steps, StepTrace::kSteps) || result.stop ||
-          result.diverged)
+      if (step + 1 == std::min(config_.training.steps, first_step_ + StepTrace::kSteps) ||
+          result.stop || result.diverged)
         trace.finish();
-      const PhaseMemory planned = plan_.of_step(step), used = result.memory;
+      const PhaseMemory planned = plan_.of_step(step - first_step_), used = result.memory;
       if (!off_plan_ && used != planned) off_plan_ = {step, used};
       // The largest of all ranks; report() names the numbers. An emulated rank counts for its
       // peers.
@@ -229,7 +255,12 @@ class Run {
                           ? concat("the gradient of '", result.bad_parameter, "'")
                       : std::isfinite(result.loss) ? "the norm of the gradient"
                                                    : "the loss";
-      if (diverged_ || result.stop) return true;
+      if (checkpoints_) checkpoints_->poll(result.saving, lines_);
+      if (diverged_) return true;
+      if (checkpoints_ &&
+          checkpoints_->is_due(steps_done_, result.stop || steps_done_ == config_.training.steps))
+        checkpoints_->save(*trainer_, steps_done_, sample_of(steps_done_), lines_);
+      if (result.stop) return true;
       const std::int64_t freq = config_.validation.freq;
       if (freq > 0 && (step + 1) % freq == 0 && step + 1 < config_.training.steps)
         validate_model(step + 1);
@@ -296,7 +327,7 @@ class Run {
     } catch (const DataError& error) {  // it could be written when the run began
       throw DeviceError(error.what(), error.where());
     }
-    if (steps_done_ > 0) report_phase("the save", plan_.save, trainer_->phase_memory());
+    if (steps_done_ > first_step_) report_phase("the save", plan_.save, trainer_->phase_memory());
     return "the weights before it are saved";
   }
 
@@ -318,7 +349,7 @@ class Run {
   // Collective.
   void report_memory() {
     const std::string equal = equal_ranks(!off_plan_);
-    const PhaseMemory own = plan_.of_steps(steps_done_);
+    const PhaseMemory own = plan_.of_steps(steps_done_ - first_step_);
     const std::int64_t planned = bytes_of(world_.max(static_cast<double>(own.peak_bytes)));
     say([&] {
       console_->line(concat("memory a rank: planned peak ", planned, " bytes, used ", peak_,
@@ -329,13 +360,13 @@ class Run {
     const double first = -world_.max(off_plan_ ? -static_cast<double>(off_plan_->step) : -never);
     if (first < never) {
       const auto step = static_cast<std::int64_t>(first);
-      const PhaseMemory here = plan_.of_step(step);
+      const PhaseMemory here = plan_.of_step(step - first_step_);
       report_phase(concat("step ", step + 1, ", the first that was not as planned"), here,
                    off_plan_ && off_plan_->step == step ? off_plan_->used : here);
     }
     if (config_.training.captured_step)
       say([&] { console_->line(trainer_->captured_steps(steps_done_)); });
-    if (!config_.training.enable_cpu_offload) return;
+    if (!config_.training.enable_cpu_offload && !config_.checkpoint.stages()) return;
     const std::int64_t most[] = {bytes_of(world_.max(static_cast<double>(own.host_peak_bytes))),
                                  bytes_of(world_.max(static_cast<double>(host_peak_)))};
     say([&] {
@@ -349,15 +380,25 @@ class Run {
   }
 
   void sample(nn::LanguageModel& model) {
-    std::vector<std::int32_t> prompt;
-    for (const char c : config_.flags.sample) prompt.push_back(static_cast<unsigned char>(c));
-    const std::vector<std::int32_t> tokens = nn::generate(
-        model, prompt, config_.flags.sample_tokens,
-        {.temperature = 0.8, .top_k = 40, .seed = static_cast<std::uint64_t>(config_.debug.seed)});
+    std::vector<std::int32_t> text;
+    for (const char c : config_.flags.sample) text.push_back(static_cast<unsigned char>(c));
+    // What comes behind max_seq_len tokens continues the last half of so many.
+    const auto most = static_cast<std::size_t>(model.max_seq_len());
+    const std::size_t end = text.size() + static_cast<std::size_t>(config_.flags.sample_tokens);
+    while (text.size() < end) {
+      const std::size_t context = text.size() < most ? text.size() : (most + 1) / 2,
+                        count = std::min(end - text.size(), most - context + 1);
+      const std::vector<std::int32_t> more =
+          nn::generate(model, std::span(text).last(context), static_cast<std::int64_t>(count),
+                       {.temperature = 0.8,
+                        .top_k = 40,
+                        .seed = static_cast<std::uint64_t>(config_.debug.seed) + text.size()});
+      text.insert(text.end(), more.begin(), more.end());
+    }
     if (!speaks_) return;
-    std::string text = config_.flags.sample;
-    for (const std::int32_t t : tokens) text += static_cast<char>(t);
-    console_->line(as_utf8(text));
+    std::string bytes;
+    for (const std::int32_t t : text) bytes += static_cast<char>(t);
+    console_->line(as_utf8(bytes));
   }
 
   Config config_;  // with what was chosen
@@ -369,8 +410,11 @@ class Run {
   std::string chosen_;  // how, where there was a choice
   std::unique_ptr<Trainer> trainer_;
   std::unique_ptr<Console> console_;
-  bool says_ = true, measures_ = true;  // neither stdout nor metrics.jsonl has failed
-  std::exception_ptr output_failure_;   // on rank 0, the first
+  const RunCheckpoints::Say lines_ = [this](const std::string& line) { say_line(line); };
+  std::unique_ptr<RunCheckpoints> checkpoints_;  // null without checkpoint.enable
+  std::int64_t first_step_ = 0;                  // which is the first that this run takes
+  bool says_ = true, measures_ = true;           // neither stdout nor metrics.jsonl has failed
+  std::exception_ptr output_failure_;            // on rank 0, the first
   std::int64_t steps_done_ = 0;
   std::int64_t peak_ = 0, host_peak_ = 0;
   bool diverged_ = false;   // in step steps_done_
@@ -395,7 +439,7 @@ int train(const Config& config, const LaunchEnvironment& environment,
   const bool writes = environment.rank == 0;
   if (config.flags.dry_run) {
     if (!writes) return 0;
-    open_inputs(config, ranks, Writes::yes);
+    open_inputs(config, ranks, 0);
     return dry_run(config, ranks);
   }
   if (config.flags.emulate && environment.several_processes())
@@ -406,14 +450,14 @@ int train(const Config& config, const LaunchEnvironment& environment,
   FlightRecordFiles records(config.comm.flight_record);
   std::optional<Inputs> inputs;  // one set serves all ranks of a process
   if (!environment.several_processes()) {
-    inputs = open_inputs(config, ranks, Writes::yes);
+    inputs = open_inputs(config, ranks, 0);
     look_at_tokens(*inputs);
   }
   int code = 0;
   const auto rank = [&](const World& world) {
     if (!inputs) {  // under MPI, which alone knows the number of ranks
       validate(config, world.size());
-      inputs = open_inputs(config, world.size(), world.rank() == 0 ? Writes::yes : Writes::no);
+      inputs = open_inputs(config, world.size(), world.rank());
       check_agreement(config, *inputs, world);
       look_at_tokens(*inputs, &world);
     }

@@ -138,20 +138,32 @@ Trainer::Trainer(const Config& given, const World& world)
                                          .eps = o.eps,
                                          .weight_decay = o.weight_decay});
   else if (o.name == OptimizerName::sgd)
-    optimizer_ = std::make_unique<optim::Sgd>(
+    optimizer_ = std::make_unique<optim::SGD>(
         parameters_,
-        optim::SgdOptions{
+        optim::SGDOptions{
             .lr = o.lr, .momentum = o.momentum.value_or(0), .weight_decay = o.weight_decay});
   else {
     const auto [matrices, others] = optim::split_for_muon(parameters_);
     optimizer_ = std::make_unique<optim::Muon>(matrices, others, o.muon());
   }
-  optimizer_->set_weight_decay(without_decay(*model_, o.no_decay), 0);
+  set_rates();
   optimizer_->prepare();
   const auto tokens = static_cast<std::size_t>(split_.local * config.training.seq_len);
   inputs_.resize(tokens);
   targets_.resize(tokens);
   shard_plan(*model_);  // fixes the slots, on every rank at the same point
+}
+
+std::vector<checkpoint::Part> Trainer::parts() {
+  return {checkpoint::part(*model_, world_), checkpoint::part(*optimizer_, *model_, world_)};
+}
+
+void Trainer::set_rates() {
+  const auto& o = config_.optimizer;
+  optimizer_->set_weight_decay(parameters_, o.weight_decay);
+  optimizer_->set_weight_decay(without_decay(*model_, o.no_decay), 0);
+  if (o.name == OptimizerName::muon)
+    optimizer_->set_lr_factor(optim::split_for_muon(parameters_).others, o.adamw_lr_factor);
 }
 
 PhaseMemory Trainer::phase_memory() const {
@@ -203,19 +215,19 @@ Tensor Trainer::accumulate(const MicroBatch& batch) {
   return total;
 }
 
-Tensor Trainer::forward_and_backward(const MicroBatch& batch, const Tensor& wish) {
+Tensor Trainer::forward_and_backward(const MicroBatch& batch, const Tensor& own) {
   const Tensor total = accumulate(batch);
   const Tensor norm =
       raw::moved(optim::clip_grad_norm(parameters_, config_.training.max_norm, optim::NormType::l2,
                                        optim::Clip::in_optimizer),
                  world_.device());
-  const Tensor parts[] = {raw::reshape(total, {1}), wish, raw::reshape(norm, {1})};
+  const Tensor parts[] = {raw::reshape(total, {1}), own, raw::reshape(norm, {1})};
   const Tensor values = raw::cat(parts, 0);
-  all_sum(world_, raw::slice(values, 0, 0, 2));
+  all_sum(world_, raw::slice(values, 0, 0, 3));
   return values;
 }
 
-Tensor Trainer::run_captured(std::int64_t step, const FillBatch& fill, const Tensor& wish) {
+Tensor Trainer::run_captured(std::int64_t step, const FillBatch& fill, const Tensor& own) {
   if (!captured_)
     captured_.emplace(world_.device(), [this](const std::vector<Tensor>& in) {
       const auto rows = [&](std::int64_t row) {
@@ -236,7 +248,7 @@ Tensor Trainer::run_captured(std::int64_t step, const FillBatch& fill, const Ten
     inputs.push_back(tokens);
     targets.push_back(wanted);
   }
-  return (*captured_)({raw::cat(inputs, 0), raw::cat(targets, 0), wish})[0];
+  return (*captured_)({raw::cat(inputs, 0), raw::cat(targets, 0), own})[0];
 }
 
 std::string Trainer::find_bad_parameter(std::int64_t step, const FillBatch& fill) {
@@ -262,7 +274,7 @@ std::string Trainer::captured_steps(std::int64_t of) const {
                     : "");
 }
 
-StepResult Trainer::step(std::int64_t step, const FillBatch& fill, bool stop) {
+StepResult Trainer::step(std::int64_t step, const FillBatch& fill, bool stop, double saving) {
   const Device& device = world_.device();
   DeviceContext& context = device.context();
   reset_peaks();
@@ -280,15 +292,17 @@ StepResult Trainer::step(std::int64_t step, const FillBatch& fill, bool stop) {
   autograd::random_state().seed =
       fnv1a(static_cast<std::uint64_t>(step),
             fnv1a(static_cast<std::uint64_t>(config_.debug.seed), fnv1a("step")));
-  const Tensor wish = Tensor::full({1}, stop ? 1 : 0, f32, device);
+  const Tensor own =
+      Tensor::from(std::vector{stop ? 1.0f : 0.0f, static_cast<float>(saving)}, {2}, device);
   const bool captures = config_.training.captured_step;
   if (captures) optimizer_->set_lr(result.lr);
   const Tensor values =
-      captures ? run_captured(step, fill, wish) : forward_and_backward(from_host(step, fill), wish);
+      captures ? run_captured(step, fill, own) : forward_and_backward(from_host(step, fill), own);
   const std::vector<float> host = values.to_vector<float>(0);  // a plan has no values
   result.loss = static_cast<double>(host[0]) / world_.size();
   result.stop = host[1] != 0;
-  result.grad_norm = host[2];
+  result.saving = host[2];
+  result.grad_norm = host[3];
   // The host reads before it updates, so that a step that has diverged leaves the weights alone.
   // An emulated rank's losses mean nothing.
   result.diverged = config_.training.stop_on_nan && world_.kind() != WorldKind::emulated &&

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tessera/autograd/captured_step.hpp"
+#include "tessera/checkpoint/checkpoint.hpp"
 #include "tessera/comm/world.hpp"
 #include "tessera/nn/language_model.hpp"
 #include "tessera/optim/optimizer.hpp"
@@ -44,6 +45,7 @@ struct StepResult {
   double grad_norm = 0;  // before clipping
   double lr = 0;
   bool stop = false;            // some rank was asked to stop
+  double saving = 0;            // the sum of what the ranks have given
   bool diverged = false;        // loss or norm is not finite, so that no weight was updated
   std::string bad_parameter{};  // then the first in the model whose gradient is not; "" for none
   double host_seconds = 0, exposed_seconds = 0;  // negative where the executor cannot tell
@@ -66,13 +68,18 @@ class Trainer {
   Trainer(const Config& config, const World& world);
 
   // One optimizer step, number `step` from 0. `stop` is this rank's wish; the result tells whether
-  // any rank has it.
-  StepResult step(std::int64_t step, const FillBatch& fill, bool stop);
+  // any rank has it. `saving` is what Saver::term gives.
+  StepResult step(std::int64_t step, const FillBatch& fill, bool stop, double saving = 0);
   // The mean loss over `count` held-out samples, shared among the ranks, on every rank. Leaves
   // nothing gathered, so that the next step is as any other. Collective.
   double heldout_loss(std::int64_t count, const FillSamples& fill);
 
+  // Of a checkpoint, as they are read: weights, and what the optimizer keeps.
+  std::vector<checkpoint::Part> parts();
   nn::LanguageModel& model() noexcept { return *model_; }
+  optim::Optimizer& optimizer() noexcept { return *optimizer_; }
+  // Weight decays and rates as the configuration has them, whatever was loaded.
+  void set_rates();
   const World& world() const noexcept { return world_; }
   // Steps that were one graph, and why the last was not, for one line; training.captured_step.
   std::string captured_steps(std::int64_t of) const;
@@ -92,11 +99,12 @@ class Trainer {
   MicroBatch from_host(std::int64_t step, const FillBatch& fill);
   // The gradients of a step, without clipping. Returns the sum of its losses, f32 [].
   Tensor accumulate(const MicroBatch& batch);
-  // The same, then clipping in the optimizer's next step. Returns loss, the wish of any rank and
-  // the norm, f32 [3].
-  Tensor forward_and_backward(const MicroBatch& batch, const Tensor& wish);
+  // The same, then clipping in the optimizer's next step. `own`, f32 [2]: this rank's wish to stop
+  // and how far its save is. Returns the loss, the sums of these over the ranks, and the norm,
+  // f32 [4].
+  Tensor forward_and_backward(const MicroBatch& batch, const Tensor& own);
   // The whole step, submitted by the host once and by the device again.
-  Tensor run_captured(std::int64_t step, const FillBatch& fill, const Tensor& wish);
+  Tensor run_captured(std::int64_t step, const FillBatch& fill, const Tensor& own);
   // Clipping spreads NaN to all gradients, so a step that has diverged makes them once more, and a
   // good one pays nothing. Collective.
   std::string find_bad_parameter(std::int64_t step, const FillBatch& fill);

@@ -4,9 +4,9 @@
 #include <string_view>
 
 #include "kernels/attention.hpp"
-#include "tessera/base/checked.hpp"
 #include "tessera/base/error.hpp"
-#include "tessera/base/utf8.hpp"
+#include "tessera/detail/base/checked.hpp"
+#include "tessera/detail/base/utf8.hpp"
 #include "tessera/run/run.hpp"
 #include "tools/train/config.hpp"
 #include "tools/train/schema.hpp"
@@ -78,6 +78,16 @@ void check_given(const Config& config) {
   }
   if (config.given.contains("sample-tokens") && config.flags.sample.empty()) {
     fail("--sample-tokens=", config.flags.sample_tokens, ": nothing is sampled; add --sample TEXT");
+  }
+  if (config.checkpoint.enable && config.flags.emulate)
+    fail(
+        "checkpoint.enable=true: --emulate runs one rank without its peers; leave one of them out");
+  for (std::string_view rest = config.checkpoint.exclude_from_loading; !rest.empty();) {
+    const std::string_view name = rest.substr(0, rest.find(','));
+    if (name != "optimizer" && name != "dataloader")
+      fail("checkpoint.exclude_from_loading=", config.checkpoint.exclude_from_loading, ": '", name,
+           "' is no part; name optimizer or dataloader");
+    rest.remove_prefix(std::min(rest.size(), name.size() + 1));
   }
   if (config.validation.freq > 0 && config.data.heldout == 0) {
     fail("validation.freq=", config.validation.freq,
@@ -171,12 +181,6 @@ void check_run(const Config& config, int world_size) {
   if (flags.emulate && !(flags.save.empty() && flags.sample.empty())) {
     fail("--emulate=", *flags.emulate, ": the other ranks' weights are not there to ",
          flags.save.empty() ? "sample from; leave --sample out" : "save; leave --save out");
-  }
-  if (config.debug.executor == ExecutorKind::shuffled && world_size != 1 && !flags.ranks &&
-      !flags.dry_run) {
-    fail(
-        "debug.executor=shuffled: schedules the ranks of one process; use --ranks N in place of "
-        "the launcher");
   }
   if (flags.dry_run && world_size == 0) {
     fail(

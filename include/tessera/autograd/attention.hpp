@@ -28,7 +28,7 @@ struct ScaledDotProductOptions {
   std::optional<double> scale{};  // of q k^T; 1 / sqrt(E) where none is given
   double dropout = 0;             // of the softmax's elements, as the function `dropout` does it
   autograd::DropoutKey dropout_key{0};
-  std::int64_t dropout_offset = 0;
+  std::optional<std::int64_t> dropout_offset{};  // autograd::dropout_offset of the weights
 };
 
 // softmax(scale q k^T + bias) v with gradients for q, k, v and bias:

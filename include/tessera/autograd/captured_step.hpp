@@ -12,9 +12,9 @@
 //     const ts::Tensor& loss = step({tokens, targets})[0];
 //   }
 //
-// The first calls run the function. Once two in a row have submitted the same operations at the
-// same addresses, the next call keeps what the function submits (PyTorch: torch.cuda.graph), and
-// from then on a call launches that, and the function is not called.
+// The first calls run the function. Once two calls in a row have submitted the same operations at
+// the same addresses, the next call captures what the function submits (PyTorch: torch.cuda.graph).
+// From then on a call launches the graph and does not call the function.
 //
 //   goes on     optimizers' counts and the rate of set_lr, called before the step; draws of
 //               nn::Dropout; weights, moments, gradients and buffers, whoever writes them
@@ -52,12 +52,14 @@ class CapturedStep {
 
   // One step from copies of `inputs`. What the function returns is copied into tensors of its own,
   // the same in every call: read them before the next one. The host may be two replays ahead.
-  // Throws: ContractError for inputs of another number, shape, dtype or device than the first;
-  // inside of another one's function; before it begins, for a step that four times in a row read a
-  // value on the host, ran on the host (offload) or on ranks that are threads; for step_if (a
-  // GradScaler); while it is captured, for a host that waits, and for random numbers of a key of
-  // the program's own; what the function throws. What was submitted before an exception runs,
-  // captured or not.
+  // What was submitted before an exception runs, captured or not.
+  //   Throws: what the function throws; ContractError
+  //   - for inputs of another number, shape, dtype or device than those of the first call;
+  //   - inside of another captured step's function;
+  //   - for a step that four times in a row read a value on the host, ran on the host (offload), or
+  //     ran on ranks that are threads;
+  //   - for step_if (a GradScaler);
+  //   - during the capture, where the host waits, or draws by a random key of its own.
   const std::vector<Tensor>& operator()(const std::vector<Tensor>& inputs);
 
   // Calls so far that launched a graph, and why the last one did not; empty where it did.

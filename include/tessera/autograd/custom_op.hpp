@@ -10,13 +10,23 @@
 //     });
 //   }
 //
-// The lesson tests/tour/050_your_own_op.cpp checks it. Bodies here run on the CPU; one for a GPU is
-// a kernel, launched by Stream::launch.
+// The lesson tests/tour/050_your_own_op.cpp checks it. One with several results, or of several
+// dtypes, says what each pointer of its body is:
+//
+//   const auto both = op.run(rows, body, CustomOp::Out<T>{{rows, n}}, CustomOp::Out<float>{{rows}},
+//                            CustomOp::In<T>{x}, CustomOp::In<std::int32_t>{ids});
+//   return op.record({x}, both, [](std::span<const Tensor> g, Gradients& out) { ... });
+//
+// as the selective scan of tests/autograd/selective_scan.hpp does. Bodies here run on the CPU; one
+// for a GPU is a kernel, launched by Stream::launch.
 #pragma once
 
 #include <array>
+#include <functional>
 #include <source_location>
+#include <span>
 #include <tuple>
+#include <utility>
 
 #include "tessera/autograd/node.hpp"
 #include "tessera/device/workers.hpp"
@@ -60,10 +70,58 @@ class CustomOp {
     return run_on(shape, tasks, f, std::array<Tensor, sizeof...(X)>{Tensor(inputs)...});
   }
 
+  // Operands of a body of several dtypes: a tensor of T, whose first element it gets by a const T*,
+  // which is null for an undefined one; and a new tensor of T, which it gets by a T*.
+  template <class T>
+  struct In;
+  template <class T>
+  struct Out;
+  // The tensors of all Out, in their order, written by f(task, pointers...), a pointer for each
+  // operand, otherwise as above. There may be as many as there is use for.
+  // Requires: one In at least; inputs on one CPU or meta, each of the dtype that its T is.
+  template <class F, class... Operands>
+  auto run(std::int64_t tasks, F f, const Operands&... operands) const {
+    std::array<Operand, sizeof...(Operands)> all{operands.operand()...};
+    prepare(all);
+    std::array<Tensor, (std::size_t{Operands::kIsOut} + ...)> made;
+    std::size_t count = 0;
+    for (const Operand& each : all)
+      if (each.is_out) made[count++] = each.tensor;
+    if (made[0].device().is_meta() || tasks <= 0) return made;
+    const auto call = [f, tasks](Exec& exec, std::byte* const* at) {
+      [&]<std::size_t... I>(std::index_sequence<I...>) {
+        parallel_for(exec, tasks, [&](std::int64_t task) {
+          f(task, reinterpret_cast<typename Operands::Pointer>(at[I])...);
+        });
+      }(std::index_sequence_for<Operands...>());
+    };
+    std::array<std::byte*, sizeof...(Operands)> at;
+    for (std::size_t i = 0; i < at.size(); ++i)
+      at[i] = all[i].tensor.defined() ? all[i].tensor.data() : nullptr;
+    if constexpr (sizeof(call) + sizeof(at) <= kBodyBytes) {
+      launch(all, {}, Body([call, at](Exec& exec) { call(exec, at.data()); }));
+    } else {  // beside the body
+      const Tensor table = table_of(at, made[0].device());
+      const auto* const from = reinterpret_cast<std::byte* const*>(table.data());
+      launch(all, table, Body([call, from](Exec& exec) { call(exec, from); }));
+    }
+    return made;
+  }
+
   // Gives `out` its history, as autograd::record does.
   Tensor record(std::initializer_list<Tensor> inputs, Tensor out,
                 autograd::Backward backward) const {
     return autograd::record(name_, inputs, std::move(out), std::move(backward));
+  }
+  // The same of several results: `backward` gets the gradient of each, zeros of one that nobody has
+  // used. Results that are not floating have no history, and an undefined gradient.
+  using BackwardOfAll =
+      std::function<void(std::span<const Tensor> gradients, autograd::Gradients&)>;
+  template <std::size_t N>
+  std::array<Tensor, N> record(std::initializer_list<Tensor> inputs, std::array<Tensor, N> out,
+                               BackwardOfAll backward) const {
+    record_all({inputs.begin(), inputs.size()}, out, std::move(backward));
+    return out;
   }
 
   // Throws ContractError "name: parts (file:line)", the caller's, unless `condition` holds.
@@ -75,6 +133,12 @@ class CustomOp {
 
  private:
   static constexpr std::size_t kMostInputs = 6;
+  struct Operand {
+    Tensor tensor;
+    Shape shape;  // of a new one
+    DType dtype;
+    bool is_out;
+  };
 
   template <class F, std::size_t N>
   Tensor run_on(const Shape& shape, std::int64_t tasks, const F& f,
@@ -103,10 +167,32 @@ class CustomOp {
   // Checks that they broadcast, and sees each in the common shape.
   void expand_all(std::span<Tensor> inputs) const;
   void launch(const Tensor& out, std::span<const Tensor> inputs, const Body& body) const;
+  // The same of operands: checks the inputs and allocates the others; and with the table of their
+  // addresses, undefined for none.
+  void prepare(std::span<Operand> operands) const;
+  void launch(std::span<const Operand> operands, const Tensor& table, const Body& body) const;
+  static Tensor table_of(std::span<std::byte* const> addresses, const Device& device);
+  void record_all(std::span<const Tensor> inputs, std::span<Tensor> out,
+                  BackwardOfAll backward) const;
   [[noreturn]] void fail(const std::string& what) const;
 
   const char* name_;
   std::source_location caller_;
+};
+
+template <class T>
+struct CustomOp::In {
+  static constexpr bool kIsOut = false;
+  using Pointer = const T*;
+  Tensor tensor;
+  Operand operand() const { return {tensor, {}, dtype_of<T>(), false}; }
+};
+template <class T>
+struct CustomOp::Out {
+  static constexpr bool kIsOut = true;
+  using Pointer = T*;
+  Shape shape;
+  Operand operand() const { return {{}, shape, dtype_of<T>(), true}; }
 };
 
 }  // namespace tessera

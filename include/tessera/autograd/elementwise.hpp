@@ -4,7 +4,7 @@
 
 #include <optional>
 
-#include "tessera/autograd/fp8.hpp"
+#include "tessera/autograd/input_form.hpp"
 #include "tessera/autograd/node.hpp"
 #include "tessera/autograd/operand.hpp"
 #include "tessera/tensor/ops.hpp"
@@ -113,41 +113,29 @@ Tensor masked_fill(const Tensor& x, const Tensor& mask, double value,
                    Caller at = Caller::current());
 
 // --- functions, floating but abs, sign, floor and round ---
-Tensor exp(const Tensor& x, Caller at = Caller::current());
-Tensor expm1(const Tensor& x, Caller at = Caller::current());  // exp(x) - 1
-Tensor log(const Tensor& x, Caller at = Caller::current());
-Tensor log1p(const Tensor& x, Caller at = Caller::current());  // log(1 + x)
-Tensor sqrt(const Tensor& x, Caller at = Caller::current());
-Tensor rsqrt(const Tensor& x, Caller at = Caller::current());
-Tensor sin(const Tensor& x, Caller at = Caller::current());
-Tensor cos(const Tensor& x, Caller at = Caller::current());
-Tensor tanh(const Tensor& x, Caller at = Caller::current());
-Tensor erf(const Tensor& x, Caller at = Caller::current());
-Tensor abs(const Tensor& x, Caller at = Caller::current());  // derivative 0 at 0
-// 0 for 0 and NaN; derivative 0, as of the next two.
-Tensor sign(const Tensor& x, Caller at = Caller::current());
-Tensor floor(const Tensor& x, Caller at = Caller::current());
-Tensor round(const Tensor& x, Caller at = Caller::current());  // halves to even
+// Tensor exp(const Tensor& x, Caller at), and each other row of kernels/unary.def.
+#define TESSERA_UNARY(name, theirs, result, on_floats, on_integers, slope, ...) \
+  TESSERA_DECLARES_##slope(name)
+#define TESSERA_DECLARES_fused(name) Tensor name(const Tensor& x, Caller at = Caller::current());
+#define TESSERA_DECLARES_composed(name) TESSERA_DECLARES_fused(name)
+#define TESSERA_DECLARES_steps(name) TESSERA_DECLARES_fused(name)
+#define TESSERA_DECLARES_own(name)
+#include "tessera/kernels/unary.def"
+#undef TESSERA_DECLARES_fused
+#undef TESSERA_DECLARES_composed
+#undef TESSERA_DECLARES_steps
+#undef TESSERA_DECLARES_own
 
-// --- activations ---
-Tensor relu(const Tensor& x, Caller at = Caller::current());  // derivative 0 at 0
 // slope x below 0, derivative slope at 0.
 Tensor leaky_relu(const Tensor& x, double slope = 0.01, Caller at = Caller::current());
 // alpha (exp(x) - 1) below 0.
 Tensor elu(const Tensor& x, double alpha = 1, Caller at = Caller::current());
-// 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))).
-Tensor gelu(const Tensor& x, Caller at = Caller::current());
-Tensor gelu_exact(const Tensor& x, Caller at = Caller::current());  // 0.5 x (1 + erf(x / sqrt(2)))
-Tensor sigmoid(const Tensor& x, Caller at = Caller::current());
 Tensor log_sigmoid(const Tensor& x, Caller at = Caller::current());
-Tensor softplus(const Tensor& x, Caller at = Caller::current());  // log(1 + exp(x))
-Tensor silu(const Tensor& x, Caller at = Caller::current());      // x sigmoid(x)
-// silu(gate) * up. `rounded`: in 8 bits, for linear_fp8 alone, see autograd/fp8.hpp.
-Tensor swiglu(const Tensor& gate, const Tensor& up, std::optional<Fp8Recipe> rounded = {},
+// silu(gate) * up. `form`: for whom it is written, see autograd/input_form.hpp.
+Tensor swiglu(const Tensor& gate, const Tensor& up, InputForm form = {},
               Caller at = Caller::current());
 // The same of both side by side, [..., 2 h] -> [..., h], read and differentiated where they lie.
-Tensor swiglu(const Tensor& gate_up, std::optional<Fp8Recipe> rounded = {},
-              Caller at = Caller::current());
+Tensor swiglu(const Tensor& gate_up, InputForm form = {}, Caller at = Caller::current());
 
 // The gradient between floating dtypes is cast back; what becomes integer or boolean has none.
 Tensor cast(const Tensor& x, DType dtype, Caller at = Caller::current());

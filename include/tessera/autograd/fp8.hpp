@@ -40,10 +40,10 @@ Tensor linear_fp8(const Tensor& x, const Tensor& weight, const Tensor& bias, Fp8
 //   const Tensor h = rms_norm(x, w, eps, Fp8Recipe::tensorwise);   // codes, in e4m3
 //   const Tensor q = linear_fp8(h, w_q, {}, Fp8Recipe::tensorwise), k = ...
 //
-// with the bits of norm and linear_fp8 alone. linear_fp8 finds the scales of such an h in the
-// scope, or in one around it, until the scope rounds something else, as a call of linear_fp8 does
-// of another x: a layer that rounds more than it is given has a scope of its own, as those of nn.
-// All else that would read h throws ContractError, for its codes are no values.
+// The bits are those of norm and linear_fp8 alone. linear_fp8 finds the scales of h in the scope or
+// in one around it. They are there until the scope rounds something else, as linear_fp8 of another
+// x does. So a layer that rounds more than its input has a scope of its own, as those of nn have.
+// Whatever else would read h throws ContractError, since its codes are no values.
 class SharedFp8Input {
  public:
   SharedFp8Input() noexcept;

@@ -19,7 +19,8 @@
 namespace tessera {
 
 // --- x[...] ---
-// Indices begin, begin + step, .. below end, by Python's rules; without numbers all of them.
+// Indices begin, begin + step, .. below end, by Python's rules for steps of at least 1; without
+// numbers all of them.
 struct Range {
   std::optional<std::int64_t> begin{}, end{};
   std::int64_t step = 1;

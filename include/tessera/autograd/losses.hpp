@@ -1,6 +1,7 @@
-// Losses, with PyTorch's names, options and values. They are f32 for inputs of 16 bits and f32,
-// which are computed in f32, and f64 for f64; PyTorch's have the inputs' dtype. Inputs and targets
-// have one shape, where PyTorch broadcasts with a warning.
+// Losses of classes, and what all losses have in common; those of elements stand in
+// composed_losses.hpp. With PyTorch's names, options and values. They are f32 for inputs of 16 bits
+// and f32, which are computed in f32, and f64 for f64; PyTorch's have the inputs' dtype. Inputs and
+// targets have one shape, where PyTorch broadcasts with a warning.
 //
 // Throws, all of them: ContractError for shapes, dtypes and options that do not fit.
 #pragma once
@@ -18,16 +19,19 @@ enum class LossReduction : std::uint8_t { none, mean, sum, batchmean };
 
 // --- of classes ---
 // logits [N, C], [N, C, ...] or [C], targets i32 or i64 [N], [N, ...] or [] -> [], or the targets'
-// shape without reduction. A target outside [0, C) makes its loss NaN. For probabilities as
-// targets: kl_div(log_softmax(logits, 1), probabilities).
+// shape without reduction. A target outside [0, C) makes its loss NaN, but for one that is ignored.
+// For probabilities as targets: kl_div(log_softmax(logits, 1), probabilities).
 
-// The mean over rows of -log softmax(logits)[target], in nats, in one kernel: logits [N, C] only,
-// and no target is ignored.
+// What a target is that has neither loss nor gradient, unless options say so.
+inline constexpr std::int32_t kIgnoredTarget = -100;
+
+// The mean over the targets that are not kIgnoredTarget of -log softmax(logits)[target], in nats,
+// in one kernel: logits [N, C] only. Without such a target it is 0, and so is its gradient.
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets, Caller at = Caller::current());
 
 struct ClassLossOptions {
-  Tensor weight{};                   // of each class, [C] of the logits' dtype; without gradient
-  std::int64_t ignore_index = -100;  // targets without loss and gradient; fits 32 bits
+  Tensor weight{};  // of each class, [C] of the logits' dtype; without gradient
+  std::int64_t ignore_index = kIgnoredTarget;  // targets without loss and gradient; fits 32 bits
   // The mean is over the weights of the targets that are not ignored.
   LossReduction reduction = LossReduction::mean;
   double label_smoothing = 0;  // 0 to 1: this part of each target is spread evenly over all classes
@@ -39,73 +43,51 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets, const ClassLos
 Tensor nll_loss(const Tensor& log_probabilities, const Tensor& targets,
                 const ClassLossOptions& options = {}, Caller at = Caller::current());
 
+// How many targets are not ignored on all ranks that average their gradients: dist::count_targets.
+struct TargetCount {
+  Tensor all{};   // f32 [], exact below 2^24
+  int ranks = 1;  // that have them
+};
+
+// How the loss behind a last product is computed, and over what it is the mean.
+//
+//   lean   three products and one again: logits are made in forward, and once more in backward
+//   fast   three: forward makes the gradients, too, and backward hands them on. It keeps that of
+//          the whole product in f32, 4 V C bytes, and of what it is given, 4 N C, from forward to
+//          backward; or the logits, V N, of a weight that is there in several slices
+//
+// Fast is for who knows the loss's own gradient, and so never for a loss that a GradScaler scales.
+struct LossOrder {
+  std::optional<double> gradient{};  // 1 / micro_batches, or 1; unset: lean
+  // The loss is the mean over these, times the ranks: the mean of all ranks' losses, and of their
+  // gradients, is then that of all targets, also where ranks ignore unlike many. Unset: the mean
+  // over the targets of the call.
+  TargetCount count{};
+};
+
 // cross_entropy(linear(x, weight, bias), targets) of x [..., in] and targets [N], N rows of x,
 // without all logits: they are made for chunk_rows at a time, and once more in backward. Its values
 // are the same but for the order in which the gradients of weight and bias are summed;
-// where these are written in 16 bits, each chunk rounds. It has no options: no target is ignored.
+// where these are written in 16 bits, each chunk rounds.
 //
-// `gradient`: that of the loss is known beforehand, as 1 or 1 / micro_batches, and the logits are
-// made only once, three products in place of four. Forward makes all gradients, for a loss of this
-// gradient, in memory that the graph keeps: of x, weight and bias, whole, in f32 (f64 for f64).
-// Backward hands them on; where the loss has another gradient than was said, it multiplies them
-// first, which costs a pass over them and a rounding; it reads neither x nor weight, so that these
-// may have been written since. Where no gradient is recorded, none is made.
+// `order.gradient`: that of the loss is known beforehand, as 1 or 1 / micro_batches, and the logits
+// are made only once, three products in place of four. Forward makes all gradients, for a loss of
+// this gradient, in memory that the graph keeps: of x, weight and bias, whole, in f32 (f64 for
+// f64). Backward hands them on; where the loss has another gradient than was said, it multiplies
+// them first, which costs a pass over them and a rounding; it reads neither x nor weight, so that
+// these may have been written since. Where no gradient is recorded, none is made.
 // Not for small f16 gradients, as of a loss that a GradScaler scales.  Throws: ContractError where
 // it is 0 or not finite.
 Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor& bias,
                             const Tensor& targets, std::int64_t chunk_rows,
-                            std::optional<double> gradient = {}, Caller at = Caller::current());
+                            const LossOrder& order = {}, Caller at = Caller::current());
 namespace detail {
 // Throws: ContractError naming `function` for a gradient of its loss that is 0 or not finite.
 void check_loss_gradient(const char* function, std::optional<double> gradient);
+// [] of f32 or f64: how many of the contiguous targets are not kIgnoredTarget, or `least`.
+Tensor count_targets(const Tensor& targets, std::int32_t least, DType dtype);
+// cross_entropy's short form, over a count.
+Tensor cross_entropy(const Tensor& logits, const Tensor& targets, const TargetCount& count);
 }  // namespace detail
-
-// --- of differences d = x - target, with gradients for both ---
-struct LossOptions {
-  LossReduction reduction = LossReduction::mean;
-};
-Tensor mse_loss(const Tensor& x, const Tensor& target, const LossOptions& options = {},
-                Caller at = Caller::current());  // d^2
-Tensor l1_loss(const Tensor& x, const Tensor& target, const LossOptions& options = {},
-               Caller at = Caller::current());  // |d|
-// d^2 / 2 where |d| < delta, else delta (|d| - delta / 2).  Requires: delta > 0.
-struct HuberOptions {
-  double delta = 1;
-  LossReduction reduction = LossReduction::mean;
-};
-Tensor huber_loss(const Tensor& x, const Tensor& target, const HuberOptions& options = {},
-                  Caller at = Caller::current());
-// huber_loss over delta: d^2 / (2 beta) where |d| < beta, else |d| - beta / 2; l1_loss for beta 0.
-struct SmoothL1Options {
-  double beta = 1;
-  LossReduction reduction = LossReduction::mean;
-};
-Tensor smooth_l1_loss(const Tensor& x, const Tensor& target, const SmoothL1Options& options = {},
-                      Caller at = Caller::current());
-
-// --- of probabilities, with gradients for both ---
-// weight and pos_weight broadcast to x, have its dtype and get no gradient.
-struct BinaryCrossEntropyOptions {
-  Tensor weight{};      // of each element's loss
-  Tensor pos_weight{};  // of the term of the positive class; with logits only
-  LossReduction reduction = LossReduction::mean;
-};
-// -weight (t log x + (1 - t) log(1 - x)), logarithms cut off at -100; NaN for x outside [0, 1],
-// where PyTorch throws.
-Tensor binary_cross_entropy(const Tensor& x, const Tensor& target,
-                            const BinaryCrossEntropyOptions& options = {},
-                            Caller at = Caller::current());
-// -weight (pos_weight t log p + (1 - t) log(1 - p)) of p = sigmoid(x), without overflow.
-Tensor binary_cross_entropy_with_logits(const Tensor& x, const Tensor& target,
-                                        const BinaryCrossEntropyOptions& options = {},
-                                        Caller at = Caller::current());
-// target (log target - x), 0 where target is 0; of x = log p, Kullback and Leibler's divergence of
-// p from the target. With log_target the target is a logarithm, too.
-struct KlDivOptions {
-  LossReduction reduction = LossReduction::mean;  // over all elements; batchmean is the divergence
-  bool log_target = false;
-};
-Tensor kl_div(const Tensor& x, const Tensor& target, const KlDivOptions& options = {},
-              Caller at = Caller::current());
 
 }  // namespace tessera

@@ -139,21 +139,26 @@ class GradModeGuard {
 };
 
 // A call runs in this scope, and `region` is what backward will meet of it. The outermost scope is
-// a forward. A backward pass goes back along every forward that it reaches, and along those before
-// it that no backward can reach any more, because their graphs are gone: those that none has
-// covered yet, or only with retain_graph. `kept` lives as long as the graph. In backward the scope
-// does nothing: a recomputed function has its regions from its first run.
+// a forward. A backward pass goes back along every forward that it reaches. It also goes back along
+// earlier ones whose graphs are gone and that no pass has covered, or only with retain_graph.
+//   A backward inside of a call treats each call that has ended in it as a forward of its own. What
+// it does not reach, and somebody may still go back along, it leaves to a later pass.
+//   `kept` lives as long as the graph. `begins` is a next_number from before, where no forward has
+// begun since; nodes made in between belong to this scope. 0: from here on. In backward the scope
+// does nothing, since a recomputed function has its regions from its first run.
 class RegionGuard {
  public:
-  explicit RegionGuard(std::shared_ptr<Region> region, std::shared_ptr<const void> kept = {});
+  explicit RegionGuard(std::shared_ptr<Region> region, std::shared_ptr<const void> kept = {},
+                       std::uint64_t begins = 0);
   ~RegionGuard();
   RegionGuard(const RegionGuard&) = delete;
   RegionGuard& operator=(const RegionGuard&) = delete;
 
  private:
   std::shared_ptr<Region> region_;  // null in backward
-  bool is_outermost_ = false;
 };
+// A number of its own between those of the nodes made before and after.
+std::uint64_t next_number() noexcept;
 // In the two calls of a Region: the number of their forward on this thread, from 1. Else 0.
 std::uint64_t forward_of_step() noexcept;
 // In the two calls of a Region: f(region, whether it begins or ends) for what comes next in the

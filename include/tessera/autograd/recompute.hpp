@@ -16,28 +16,29 @@
 
 namespace tessera {
 
-// What a recomputed function keeps besides its inputs: the second run takes these results instead
-// of computing them, and makes everything else again: norms, activations, casts, what is done to
-// elements, products with slices of a streamed parameter. A result at the end that backward has no
-// use for is not kept. PyTorch: create_selective_checkpoint_contexts with a list of operations.
+// What a recomputed function keeps besides its inputs. The second run takes these results instead
+// of computing them. It makes everything else again: norms, activations, casts, elementwise
+// operations, and products with slices of a streamed parameter. A result that backward does not
+// need is not kept. PyTorch: create_selective_checkpoint_contexts with a list of operations.
 struct Keep {
   int products = 0;  // of matmul, linear, linear_gelu, einsum: 1 each, 2 the first, third, ...
   bool attention = false;  // its output and one number a row, not the scores
   bool operator==(const Keep&) const = default;
 };
 
-// f(x), keeping x only; backward runs f once more, with the same random draws and as far as that
-// saves something, and then its backward. The gradients are the ones that f(x) itself would have
-// had, bit by bit (with `keep`, on a GPU those of gelu(linear()) where f calls linear_gelu; where x
-// has users beside f, a linear in f would have added its gradient to theirs before it is rounded).
-// The graph keeps f; what f has captured by reference must live until backward. Where recomputed
-// functions are nested, what happens inside one is kept as that one says.
-//
-// Of tensors with history f may use x and leaves (parameters), and it must give the same result
-// each time. Without gradients enabled this is f(x). Throws: what f throws, here or in backward;
-// ContractError in backward when f uses the result of another operation that this backward runs,
-// and does not get it as an input, and when it has other products or attentions than in forward and
-// `keep` keeps them.
+// Computes f(x) and keeps x only. Backward runs f once more with the same random draws, as far as
+// backward needs it, and then its backward. Without gradients enabled this is f(x).
+//   The gradients are bit by bit those of f(x). There are two exceptions. With `keep`, on a GPU,
+// those of linear_gelu are those of gelu(linear()). And where x has users beside f, a linear in f
+// would have added its gradient to theirs before it is rounded.
+//   f gives the same result each time. Of tensors with history it may use x, leaves (parameters),
+// and what it has captured, as a condition or the states of an encoder; this call finds those, and
+// they get their gradients as inputs do. The graph keeps f. What f has captured by reference must
+// live until backward. Where recomputed functions are nested, each decides what is kept inside of
+// it.
+//   Throws: what f throws, here or in backward; ContractError in backward when an input or a
+// captured tensor was written since, and when f has other products or attentions than in forward
+// and `keep` keeps them.
 Tensor recompute(std::function<Tensor(const Tensor&)> f, const Tensor& x, Keep keep = {});
 // The same of what can't be copied, a module: it is taken by reference, and lives until backward.
 template <class F>
@@ -46,8 +47,7 @@ Tensor recompute(F& f, const Tensor& x, Keep keep = {}, Caller at = Caller::curr
   const CallSite site(at);
   return recompute([&f](const Tensor& in) -> Tensor { return f(in); }, x, keep);
 }
-// The same of several inputs, each of which gets its gradient: what blocks share goes here, such as
-// a condition or the states of an encoder.
+// The same of several inputs, each of which gets its gradient.
 Tensor recompute(std::function<Tensor(std::span<const Tensor>)> f, std::vector<Tensor> inputs,
                  Keep keep = {});
 

@@ -25,7 +25,8 @@ inline Tensor permute(const Tensor& x, std::initializer_list<int> order,
 }
 // Sizes of 1 become those of shape, where -1 keeps x's size.
 Tensor expand(const Tensor& x, const Shape& shape, Caller at = Caller::current());
-// Indices begin, begin + step, .. below end of dim.
+// Indices begin, begin + step, .. below end of dim, as x[begin:end:step] in Python: negative ones
+// count from the end, and those beyond either end stop there, so that -1 leaves the last one out.
 Tensor slice(const Tensor& x, int dim, std::int64_t begin, std::int64_t end, std::int64_t step = 1,
              Caller at = Caller::current());
 // Index i of dim, which is dropped; negative ones count from the end.

@@ -16,6 +16,7 @@
 #include <memory>
 #include <vector>
 
+#include "tessera/autograd/losses.hpp"
 #include "tessera/tensor/tensor.hpp"
 
 namespace tessera {
@@ -59,12 +60,15 @@ class GivenSlices {
 // follow that are even, but for the last.
 class FoundRows {
  public:
+  // An id `ignored` stays that everywhere.
+  explicit FoundRows(std::int32_t ignored = -2) : ignored_(ignored) {}
   // Of the rows `ids`, contiguous, those of one part of a slice that is walked in parts of
   // `part_rows`, or all at once where it has no more: i32 of the ids' shape, -1 for what is in
   // another part, -2 for what is in none.
   Tensor in(const Tensor& ids, const SliceRows& rows, std::int64_t part, std::int64_t part_rows);
 
  private:
+  std::int32_t ignored_;
   Tensor found_;  // [slices, parts, N], from this slice on:
   SliceRows first_;
 };
@@ -105,14 +109,15 @@ class SlicedLinear {
 };
 
 // cross_entropy(linear(x, matrix), targets): x [..., C], targets [N], N rows of x -> f32 [] (f64
-// for f64). Where all logits are no more than `most_logits`, they are kept for backward; else there
-// are so many at a time, but at least 256 columns of a row, and they are made once more in
-// backward. The gradient of x is added up in f32. A target outside [0, rows.all) makes the loss
-// NaN.
+// for f64), the mean over `count` where it is given (LossOrder). Where all logits are no more than
+// `most_logits`, they are kept for backward; else there are so many at a time, but at least 256
+// columns of a row, and they are made once more in backward. The gradient of x is added up in f32.
+// A target outside [0, rows.all) makes the loss NaN.
 class SlicedCrossEntropy {
  public:
   // Throws: ContractError for targets that are not N of i32 or i64, and for most_logits below 1.
-  SlicedCrossEntropy(const Tensor& x, const Tensor& targets, std::int64_t most_logits);
+  SlicedCrossEntropy(const Tensor& x, const Tensor& targets, std::int64_t most_logits,
+                     const TargetCount& count = {});
   // slice [rows.count(), C].  Throws: ContractError for another shape or another dtype than x has,
   // and for a matrix without rows.
   void add(const Tensor& slice, const SliceRows& rows);
@@ -122,7 +127,7 @@ class SlicedCrossEntropy {
   struct Shared;
   struct Slice;
   detail::GivenSlices given_;
-  detail::FoundRows found_;
+  detail::FoundRows found_{kIgnoredTarget};
   std::shared_ptr<Shared> shared_;
   void reserve(std::int64_t parts, std::int64_t slices, DType dtype, const Device& device);
 

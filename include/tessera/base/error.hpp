@@ -3,8 +3,11 @@
 // be caught, on a worker's thread say, is thrown again by the next call that may throw.
 #pragma once
 
+#include "tessera/base/compiler.hpp"  // first
+
+#include <initializer_list>
+#include <ostream>
 #include <source_location>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 
@@ -58,6 +61,12 @@ class DataError : public Error {
 };
 
 namespace detail {
+// `error` as rank `rank` met it: throw with_rank(DataError(message), 0).
+template <class E>
+E with_rank(E error, int rank) {
+  error.set_rank(rank);
+  return error;
+}
 [[noreturn]] void fail_contract(const std::string& message, std::source_location where);
 [[noreturn]] void fail_assert(const char* condition, std::source_location where);
 }  // namespace detail
@@ -96,12 +105,27 @@ class CallSite {
   const CallSite* outer_;
 };
 
+namespace detail {
+// A part of a text and how it is written: compiled once for each type, not for each text.
+struct TextPart {
+  const void* value;
+  void (*write)(std::ostream& out, const void* value);
+
+  TextPart(const char* text)
+      : value(text),
+        write([](std::ostream& out, const void* v) { out << static_cast<const char*>(v); }) {}
+  template <class T>
+  TextPart(const T& part)
+      : value(static_cast<const void*>(&part)),
+        write([](std::ostream& out, const void* v) { out << *static_cast<const T*>(v); }) {}
+};
+std::string join(std::initializer_list<TextPart> parts);
+}  // namespace detail
+
 // Joins its arguments with `operator<<`: concat("expected ", 3, " rows").
 template <class... Parts>
 std::string concat(const Parts&... parts) {
-  std::ostringstream out;
-  (out << ... << parts);
-  return std::move(out).str();
+  return detail::join({parts...});
 }
 
 namespace detail {

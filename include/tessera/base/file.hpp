@@ -10,6 +10,10 @@
 
 namespace tessera {
 
+// Whether a path's last name may be a symbolic link, or is then refused; or neither that nor the
+// name of the folder around it.
+enum class Links : std::uint8_t { followed, refused, refused_with_folder };
+
 // A regular file that is read part by part. Who reads a mapping dies where the file has shrunk;
 // here that is an exception. Owns: the descriptor.  Threads: reading is free for all.
 class OpenFile {
@@ -17,7 +21,7 @@ class OpenFile {
   // `what` opens every error message, e.g. "token file".
   // Throws: DataError if the path is missing, a folder or otherwise no regular file, or cannot be
   // read.
-  OpenFile(std::string path, const char* what);
+  OpenFile(std::string path, const char* what, Links links = Links::followed);
   OpenFile(OpenFile&& other) noexcept;
   OpenFile& operator=(OpenFile&& other) noexcept;
   ~OpenFile();
@@ -111,7 +115,7 @@ void check_writable(const std::string& path);
 // old one. Others may take them later: a rough check before hours of training.
 void check_space(const std::string& path, std::int64_t bytes);
 
-// Whether both names lead to one file, or will once it is there.
-bool is_same_file(const std::string& a, const std::string& b);
+// The same for two names that lead to one file, or will once it is there.
+std::string file_identity(const std::string& path);
 
 }  // namespace tessera

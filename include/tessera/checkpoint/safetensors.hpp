@@ -34,14 +34,15 @@ struct SafetensorsEntry {
   std::string foreign = {};
 };
 
-// A mapped file whose header has been checked.
-// Owns: the mapping.  Threads: all calls are const and free for all.
+// An open file whose header has been checked. Data is read where it is asked for, so that a file
+// that shrinks is an error and no signal.
+// Owns: the descriptor.  Threads: all calls are const and free for all.
 class SafetensorsReader {
  public:
   // Throws: DataError naming the file, the tensor and the values, if the header's length, JSON,
   // dtypes, shapes or offsets are wrong, tensors overlap, leave holes or miss the end of the file,
   // or a key stands twice.
-  explicit SafetensorsReader(std::string path);
+  explicit SafetensorsReader(std::string path, Links links = Links::followed);
 
   const std::string& path() const noexcept { return file_.path(); }
   // In the order of their data.
@@ -49,16 +50,21 @@ class SafetensorsReader {
   const std::map<std::string, std::string>& metadata() const noexcept { return metadata_; }
   // The entry of that name, null if there is none.
   const SafetensorsEntry* find(std::string_view name) const;
-  // The data of an entry of this reader: row-major, little-endian, aligned to nothing (copy it out,
-  // do not cast).
-  std::span<const std::byte> bytes(const SafetensorsEntry& entry) const;
+  // The length of the file's head, and its text, which say all that the data is.
+  std::string_view head() const noexcept { return head_; }
+  std::int64_t size_bytes() const noexcept { return file_.size_bytes(); }
+  // Part of the data of an entry of this reader, from `offset` bytes on: row-major, little-endian.
+  // Throws: ContractError for bytes that are not the entry's; DeviceError as OpenFile::read.
+  void read(const SafetensorsEntry& entry, std::int64_t offset, std::span<std::byte> into) const;
+  // All of it.  Throws: likewise.
+  std::vector<std::byte> bytes(const SafetensorsEntry& entry) const;
 
  private:
-  MappedFile file_;
+  OpenFile file_;
+  std::string head_;
   std::vector<SafetensorsEntry> entries_;
   std::map<std::string, std::string> metadata_;
   std::map<std::string, std::size_t, std::less<>> by_name_;
-  std::size_t data_begin_ = 0;
 };
 
 // Writes a file tensor by tensor, in any number of chunks. It appears whole or not at all, when

@@ -90,11 +90,12 @@ struct Collective {
 };
 
 // How far a rank has come that submits a collective, for messages; 0: not told. Ranks that differ
-// in divided_by or steps are told as if the collective did.
+// in divided_by, steps or steps_of_each are told as if the collective did.
 struct Progress {
-  double divided_by = 0;          // by how much the rank has divided what it sends
-  std::uint32_t backward_of = 0;  // the number of the forward in whose backward it is
-  std::uint32_t steps = 0;        // by optimizers; of a reduction, and that the root has begun
+  float divided_by = 0;             // by how much the rank has divided what it sends
+  std::uint32_t backward_of = 0;    // the number of the forward in whose backward it is
+  std::uint32_t steps = 0;          // by optimizers; of a reduction, and that the root has begun
+  std::uint32_t steps_of_each = 0;  // a hash of each optimizer's, where there are several
 };
 
 // Collectives that are submitted as one operation, as often as needed: a communicator looks at the
@@ -182,6 +183,8 @@ class Communicator {
 
   // Operations submitted so far; the group's FlightRecorder numbers those of all its communicators.
   std::uint64_t submitted() const noexcept { return submitted_; }
+  // See FlightRecorder.
+  void count_step() noexcept;
   // Counts from the beginning again. For World::resume, which calls it on every rank.
   void restart() noexcept { submitted_ = 0; }
   void end() noexcept { has_ended_ = true; }  // to submit is a ContractError from now on

@@ -63,6 +63,9 @@ class FlightRecorder {
   // `content` is a hash of all that ranks must agree on.
   const FlightEntry& submit(FlightEntry& call, std::uint64_t content) noexcept;
   std::uint64_t fingerprint() const noexcept { return fingerprint_; }
+  // A step of an optimizer over shards of the group, which all of its ranks make alike.
+  void count_step() noexcept { steps_.store(steps() + 1, std::memory_order_release); }
+  std::uint64_t steps() const noexcept { return steps_.load(std::memory_order_acquire); }
   // After a failure that all ranks leave behind: forgets all calls and counts from the beginning.
   // Requires: the streams are idle.
   void restart() noexcept;
@@ -108,6 +111,7 @@ class FlightRecorder {
   alignas(64) std::atomic<std::uint64_t> last_{0};
   alignas(64) std::atomic<std::uint64_t> started_{0};
   std::atomic<std::uint64_t> done_{0};
+  std::atomic<std::uint64_t> steps_{0};
   std::array<std::atomic<std::uint64_t>, kMaxStreams> running_{};
   mutable std::array<Words, kCapacity> entries_;  // one is read only after it has been written
 };

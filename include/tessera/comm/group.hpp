@@ -58,8 +58,9 @@ class RankGroup {
   bool sums_are_ordered() const noexcept;
 
   // Memory that peers can read: reserved, but not booked in the ledger. Collective: every rank
-  // calls with the same size.
-  std::shared_ptr<SymmetricMemory> allocate_symmetric(std::int64_t bytes) const;
+  // calls with the same size. `purpose` is what peers hear of that do something else.
+  std::shared_ptr<SymmetricMemory> allocate_symmetric(std::int64_t bytes,
+                                                      std::string_view purpose = "a program") const;
   // Symmetric memory through which tensors are exchanged, piece by piece: see
   // distributed/collectives.hpp. The first call makes it, and is collective.
   static constexpr std::int64_t kWorkspaceBytes = 4 << 20;

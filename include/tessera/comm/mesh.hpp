@@ -39,7 +39,7 @@ struct HybridSizes {
 // A small value. After its world has ended, what is left of it says so: see World.
 class DeviceMesh {
  public:
-  static constexpr int kMaxDims = 3;
+  static constexpr int kMaxDims = 5;
 
   // All ranks of the world in one dimension, "dp_shard", over which parameters are sharded.
   static DeviceMesh flat(const World& world);
@@ -71,10 +71,21 @@ class DeviceMesh {
   // The part of the mesh along these dimensions, in this order, that this rank is in.
   DeviceMesh operator[](std::string_view name) const { return select({name}); }
   DeviceMesh select(std::initializer_list<std::string_view> names) const;
+  // This mesh with neighbouring dimensions as one, of the ranks of all of them in their order; the
+  // others keep their groups. So parameters are sharded over data and context ranks together:
+  //
+  //   const DeviceMesh mesh = DeviceMesh::grid(world, {{"pp", 2}, {"dp", 4}, {"cp", 2}});
+  //   fully_shard(model, {.mesh = mesh.flatten({"dp", "cp"}, "dp_cp")["dp_cp"]});
+  //
+  // Collective over the world, as all that makes a mesh; a part calls on every rank, too (PyTorch:
+  // _flatten).  Throws: ContractError for dimensions that are no neighbours in this order, and for
+  // a name that is taken.
+  DeviceMesh flatten(std::initializer_list<std::string_view> names, std::string name,
+                     const GroupStreams& streams = {}) const;
 
   // As fully_shard takes a mesh: its last dimension shards, and one before it replicates. The
   // second is null where there is none, or one rank along it.  Throws: ContractError for a mesh of
-  // three dimensions, and on ranks that are not in it.
+  // three dimensions and more, and on ranks that are not in it.
   const RankGroup& shard_group() const {
     return ndim() <= 2 && is_member() ? *layout_->groups.back() : refuse_shards();
   }
@@ -98,6 +109,9 @@ class DeviceMesh {
   };
 
   static DeviceMesh make(const World& world, Layout layout);
+  // Of this rank's line along dimension d; null on ranks that are not in the mesh.
+  static const RankGroup* make_group(const World& world, const Layout& layout, std::size_t d);
+  std::size_t index_of(std::string_view name) const;  // throws for what there is not
   DeviceMesh(std::shared_ptr<const World> world, Layout layout)
       : world_(std::move(world)), layout_(std::make_shared<const Layout>(std::move(layout))) {}
   std::size_t find(std::string_view name) const;

@@ -3,6 +3,7 @@
 //   run_local(4, {}, [](World& world) { ... });      four ranks as threads of this process
 //   World world = World::single();                   one rank
 //   World world = World::mpi();                      one rank of an mpirun
+//   World world = World::processes({...});           one process of a job on one machine
 //   World world = World::emulated(3, 512);           rank 3 of 512 without peers: plans, benchmarks
 //
 // Programs let `ts::run` choose from the environment.
@@ -41,8 +42,7 @@ struct DeviceChoice {
 struct WorldOptions {
   DeviceChoice device{};
   // On the CPU. On CUDA only `virtual_` is another than its own: a plan.
-  ExecutorKind executor = ExecutorKind::threaded;
-  std::uint64_t schedule_seed = 0;  // of `shuffled`
+  ExecutorChoice executor{};
   int threads = 0;  // per rank; 0: cores in the affinity mask / ranks in it, at least 1
   Transport transport = Transport::automatic;   // `messages`: MPI worlds only
   bool profiler_ranges = false;                 // a GPU's operations by name in its profiler: NVTX
@@ -50,18 +50,27 @@ struct WorldOptions {
   CostModel cost{};         // of `virtual`; the wire's part is each communicator's own
   bool run_bodies = false;  // on `virtual`, in worlds of one real rank
   // A collective in which a rank waits for its peers for longer fails on all ranks, and says who is
-  // missing. Not under `shuffled`, which sees at once that nobody can go on.
+  // missing. Not where the executor has a HostScheduler, which sees that by itself.
   double timeout_seconds = 100;
-  // MPI worlds: a process of this machine that shows no life for so long fails the world. 0: never,
+  // Processes: one of this machine that shows no life for so long fails the world. 0: never,
   // so that debuggers may stop ranks.
   double heartbeat_timeout_seconds = 5;
 };
 
-enum class WorldKind : std::uint8_t { single, local, mpi, emulated };
+// Which process of a job this is, and where they meet. All but `rank` is the same for all.
+struct ProcessSeat {
+  int rank = 0, size = 1;
+  std::string host = "127.0.0.1";  // rank 0 serves there
+  int port = 29500;                // on the first free one of this and the next 16
+  std::string run_id = "none";     // tells jobs apart that meet at one port
+  double init_timeout_seconds = 300;
+};
+
+enum class WorldKind : std::uint8_t { single, local, mpi, processes, emulated };
 std::string_view name(WorldKind kind);
 
-// The group of all ranks. A world ends with this object. Models that were sharded over it may live
-// on, and their values can be read; a collective of theirs is a ContractError.
+// The group of all ranks. A world ends with this object, or with `end`. Models that were sharded
+// over it may live on, and their values can be read; a collective of theirs is a ContractError.
 class World : public RankGroup {
  public:
   // What a kind of world supplies; see runtime/comm/.
@@ -74,7 +83,8 @@ class World : public RankGroup {
       // Each rank makes the same ones in the same order.
       virtual std::unique_ptr<Communicator> make(DeviceContext&, const GroupSeat&,
                                                  std::string_view role, StreamId) = 0;
-      virtual std::shared_ptr<SymmetricMemory> allocate(DeviceContext&, std::int64_t bytes) = 0;
+      virtual std::shared_ptr<SymmetricMemory> allocate(DeviceContext&, std::int64_t bytes,
+                                                        std::string_view purpose) = 0;
       // Where this rank's communicators of the group record their calls.
       virtual FlightRecorder& recorder() noexcept = 0;
       virtual bool sums_are_ordered() const noexcept { return true; }
@@ -85,9 +95,13 @@ class World : public RankGroup {
     // rank; the first is that of all ranks. Ranks that are in none give an empty seat, and get
     // null. All agree on who is in which.
     virtual Group* group(DeviceContext&, const GroupSeat&) = 0;
-    // The rank has failed: nothing of this world waits any more, here or on peers, who hear of the
-    // first `reason`.
+    // All that the rank has submitted so far is to run, whatever comes: DeviceContext::commit.
+    virtual void commit() noexcept = 0;
+    // The rank has failed: but for what it has committed nothing of this world waits for it any
+    // more, here or on peers, who hear of the first `reason`.
     virtual void fail(const std::string& reason) noexcept = 0;
+    // Nothing waits at all: something that was committed is lost.
+    virtual void abandon(const std::string& reason) noexcept = 0;
     // That first reason.
     virtual std::string reason() const = 0;
     // All ranks meet after a failure, their devices idle, and can exchange again on return. Each of
@@ -95,13 +109,22 @@ class World : public RankGroup {
     // has ended.
     virtual void rejoin(DeviceContext&, std::span<double> largest) = 0;
     // The rank ends, its device is idle: peers that still wait for it must hear of it. Last call.
-    virtual void leave() noexcept = 0;
+    // Processes wait for each other. Returns why the world has failed: for the rank that all is
+    // well with here. Empty where it has not, and where others say so.
+    virtual std::string leave() noexcept = 0;
   };
 
   static World single(const WorldOptions& options = {});
   // Executors: threaded and inline.  Throws: CommError when this build has no MPI, or MPI cannot
   // start. MPI is finalised with the last MPI world.
   static World mpi(const WorldOptions& options = {});
+  static bool has_mpi() noexcept;  // this build
+  // Ranks as processes of one machine, whoever has started them: they meet at a store that rank 0
+  // serves, and share memory through /dev/shm, as ranks of `mpi` do. Bits are the same. Executors:
+  // threaded and inline. Collective.
+  // Throws: DataError, on every rank, when they do not share a /dev/shm; CommError that names who
+  // has not come within init_timeout_seconds, and when /dev/shm is too small.
+  static World processes(const ProcessSeat& seat, const WorldOptions& options = {});
   // No peers (PyTorch: fake process group): gathered chunks of other ranks hold this rank's values
   // scrambled, reductions this rank's chunk times the number of ranks. With ExecutorKind::virtual_
   // nothing runs at all.
@@ -109,7 +132,14 @@ class World : public RankGroup {
 
   World(const World&) = delete;  // it ends once
   World& operator=(const World&) = delete;
+  // As `end`; what that would throw goes to the log. An exception in flight is a failure.
   ~World();
+  // Ends the world where a failure can still be heard: waits until all that the rank has submitted
+  // has run, and in worlds of processes for the peers' ends, who hear of `failure`, if there is
+  // one. run_local and ts::run call it behind their body. Throws: what failed on the device, and
+  // was not thrown yet; CommError where another process has failed, or ranks have made other
+  // numbers of steps of optimizers.
+  void end(std::string_view failure = {}) const;
 
   // The same world for a DeviceMesh, which may outlive this object. One address for all meshes.
   std::shared_ptr<const World> share() const;
@@ -138,8 +168,8 @@ class World : public RankGroup {
   // Throws: CommError when a rank has ended, and when ranks are on several hosts, which do not meet
   // again after a failure; the world is then lost.
   std::string recover(std::string_view cause = {}) const;
-  // Its halves. From `halt` on nobody waits in this world, here or on peers; on return nothing of
-  // this rank is queued.
+  // Its halves. From `halt` on nobody waits for this rank, here or on peers, but for what it had
+  // submitted before its last step of an optimizer; on return nothing of this rank is queued.
   void halt(std::string_view cause = {}) const;
   // Each of `largest`, at most kAgreed numbers, becomes the largest of all ranks.
   std::string resume(std::span<double> largest = {}) const;

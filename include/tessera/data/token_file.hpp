@@ -111,6 +111,11 @@ class TokenLoader {
   void batch(std::int64_t step, int rank, int world, std::int64_t first_row,
              std::span<std::int32_t> inputs, std::span<std::int32_t> targets) const;
 
+  // The same of the global batch that begins with sample `first` of the order in which training
+  // takes them, for a run that goes on with another global batch.
+  void batch_from(std::int64_t first, int rank, int world, std::int64_t first_row,
+                  std::span<std::int32_t> inputs, std::span<std::int32_t> targets) const;
+
   // Held-out samples first .. first + R - 1.
   //   inputs, targets: [R, T]
   void heldout(std::int64_t first, std::span<std::int32_t> inputs,

@@ -37,8 +37,8 @@ class Stream {
   void launch(const Op& op, const F& body) const {
     submit(op, Body(body), nullptr);
   }
-  // The same for one rank's part of a collective; see device/collective_barrier.hpp. `barrier` may
-  // be null (no peer in this process).
+  // The same for one rank's part of a collective; see detail/device/collective_barrier.hpp.
+  // `barrier` may be null (no peer in this process).
   template <class F>
   void launch_collective(const Op& op, CollectiveBarrier* barrier, const F& body) const {
     submit(op, Body(body), barrier);

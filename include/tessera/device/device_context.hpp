@@ -9,6 +9,7 @@
 #include <array>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <set>
 #include <span>
@@ -73,6 +74,16 @@ class DeviceContext {
   const Lost& lost() const { return lost_; }
   std::uint64_t recoveries() const { return recoveries_; }
 
+  // All that is submitted so far is for values that are to be there whatever comes, as updated
+  // parameters are: a failure behind it lets it run, where no rank has failed before it.
+  void commit() {
+    committed_ = submitted();
+    if (on_commit_) on_commit_();
+  }
+  void set_on_commit(std::function<void()> f) { on_commit_ = std::move(f); }
+  // Whether the failure that `recover` ended last kept something of it from running.
+  bool has_lost_committed() const;
+
   const Clock& clock(StreamId stream) const { return clocks_[index(stream)]; }
   const Clock& host_clock() const { return host_; }
   // The ticks of all that has been submitted.
@@ -88,9 +99,9 @@ class DeviceContext {
   void fail_late() noexcept;
 
   // What is submitted from begin_capture to end_capture is kept instead of run, to be submitted
-  // again as one: a graph of the device, see device/captured_work.hpp. The host may not block
-  // meanwhile. `drop_capture` keeps nothing: what was submitted counts as lost, as by a failure.
-  // Requires: executor().captures().  Throws: ContractError from what a graph can't hold.
+  // again as one: a graph of the device, see detail/device/captured_work.hpp. The host may not
+  // block meanwhile. `drop_capture` keeps nothing: what was submitted counts as lost, as by a
+  // failure. Requires: executor().captures().  Throws: ContractError from what a graph can't hold.
   void begin_capture();
   CapturedWork end_capture();
   void drop_capture() noexcept;
@@ -187,6 +198,8 @@ class DeviceContext {
   Event replayed_;           // the end of the last replay
   std::exception_ptr late_;  // of fail_late; thrown by every blocking call until `recover`
   Lost lost_;
+  Clock committed_;
+  std::function<void()> on_commit_;
   std::uint64_t recoveries_ = 0;
   std::vector<Kept> kept_;
   bool holds_ = false;

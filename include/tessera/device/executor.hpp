@@ -4,7 +4,6 @@
 //
 //   threaded   a queue and a worker thread per stream: real overlap on the CPU
 //   inline     at once, on the host thread
-//   shuffled   one operation of all ranks' streams at a time, the next chosen by a seed
 //   virtual    at once on a clock of its own, by a cost model; bodies run only on request: planning
 //   cuda       on streams of a device, behind the driver of a module
 //
@@ -17,7 +16,7 @@
 // 4. `submit` copies the body: 128 bytes that own nothing. Op::name stays as long as the device;
 //    Op::accesses is gone when `submit` returns.
 // 5. The body of a collective runs twice, before and after CollectiveBarrier::enter; see
-//    device/collective_barrier.hpp.
+//    detail/device/collective_barrier.hpp.
 // 6. Observers hear of `executor_*` as each is done, in the order of the host program, and of
 //    `started` and `finished` around each body.
 // tests/tour/100_your_own_executor.cpp is one on public headers.
@@ -27,22 +26,24 @@
 #include <functional>
 #include <memory>
 #include <string_view>
+#include <utility>
 
-#include "tessera/device/collective_barrier.hpp"
-#include "tessera/device/cost_model.hpp"
+#include "tessera/detail/device/collective_barrier.hpp"
+#include "tessera/detail/device/cost_model.hpp"
 #include "tessera/device/event.hpp"
 #include "tessera/device/observer.hpp"
 #include "tessera/device/op.hpp"
-#include "tessera/device/shuffled_scheduler.hpp"
 
 namespace tessera {
 
-enum class ExecutorKind : std::uint8_t { threaded, inlined, shuffled, virtual_, cuda };
+enum class ExecutorKind : std::uint8_t { threaded, inlined, virtual_, cuda };
 
-// "threaded", "inline", "shuffled", "virtual", "cuda".
+// "threaded", "inline", "virtual", "cuda".
 std::string_view name(ExecutorKind kind);
 
-// What a failure kept from running: on each stream everything from its first on, 0 for nothing.
+// What a failure kept from running, because it comes after it: on each stream everything from its
+// first on, 0 for nothing. On the one thread of `inlined` all that is submitted behind it comes
+// after it.
 struct Lost {
   Clock first;   // failed or skipped
   Clock failed;  // in its body, which may have begun to write
@@ -97,22 +98,56 @@ class Executor {
   virtual double host_seconds() const;
 };
 
+// Says which of the ranks of `run_local` goes on, for executors that decide that together. It sees
+// by itself when no rank can go on: a world that has one knows no timeout.
+class HostScheduler {
+ public:
+  virtual ~HostScheduler() = default;
+  // The host thread of a rank calls these first and last. `attach` returns once the rank may go on.
+  // Of a rank whose thread could not be made, the caller of run_local calls `detach` alone.
+  virtual void attach(int rank) = 0;
+  virtual void detach(int rank) = 0;
+};
+
 struct ExecutorOptions;
 // Makes the executor of a device. `observers` outlives it.
 using ExecutorMaker =
     std::function<std::unique_ptr<Executor>(const ExecutorOptions&, const Observers&)>;
+// Makes what the executors of one `run_local` share.
+using HostSchedulerMaker = std::function<std::shared_ptr<HostScheduler>(int ranks)>;
+
+// One of the library's executors, or one of your own:
+//
+//   Device::cpu({.executor = ExecutorKind::inlined});
+//   Device::cpu({.executor = {"mine", [](const ExecutorOptions& options, const Observers&
+//   observers) {
+//                               return std::make_unique<Mine>(options, observers); }}});
+struct ExecutorChoice {
+  ExecutorChoice(ExecutorKind of = ExecutorKind::threaded) : kind(of) {}
+  ExecutorChoice(std::string_view own, ExecutorMaker maker, HostSchedulerMaker scheduler = {})
+      : own_name(own), make(std::move(maker)), make_scheduler(std::move(scheduler)) {}
+
+  // It is the library's of that kind.
+  bool operator==(ExecutorKind of) const { return !make && kind == of; }
+
+  ExecutorKind kind = ExecutorKind::threaded;  // where `make` is empty
+  std::string_view own_name{};                 // lasts, and is for messages
+  ExecutorMaker make{};
+  HostSchedulerMaker
+      make_scheduler{};  // for worlds of `run_local`; empty: each rank runs by itself
+};
+// `own_name`, or that of `kind`.
+std::string_view name(const ExecutorChoice& choice);
 
 struct ExecutorOptions {
-  ExecutorKind kind = ExecutorKind::threaded;
+  ExecutorChoice executor{};
   int rank = 0;
-  int threads = 1;                                 // per rank, for kernels that split their work
-  std::shared_ptr<ShuffledScheduler> scheduler{};  // for `shuffled`; made from `seed` when absent
-  std::uint64_t seed = 0;                          // of the scheduler made here
-  CostModel cost{};                                // of `virtual`
-  bool run_bodies = false;                         // on `virtual`; the others always do
-  const Driver* driver = nullptr;                  // of `cuda`
-  int device_index = 0;                            // of `cuda`
-  ExecutorMaker maker{};                           // another than these; `kind` says nothing then
+  int threads = 1;                             // per rank, for kernels that split their work
+  std::shared_ptr<HostScheduler> scheduler{};  // of the world; null where its executor has none
+  CostModel cost{};                            // of `virtual`
+  bool run_bodies = false;                     // on `virtual`; the others always do
+  const Driver* driver = nullptr;              // of `cuda`
+  int device_index = 0;                        // of `cuda`
 };
 
 // Throws: ContractError for options that do not fit each other.

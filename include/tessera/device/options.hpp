@@ -10,14 +10,12 @@
 namespace tessera {
 
 struct CpuOptions {
-  ExecutorKind executor = ExecutorKind::threaded;
+  ExecutorChoice executor{};
   int rank = 0;
-  int threads = 1;  // per rank, for kernels that split their work
-  std::uint64_t schedule_seed = 0;
-  std::shared_ptr<ShuffledScheduler> scheduler{};  // shared by the ranks of a `shuffled` world
-  CostModel cost{};                                // of `virtual`: how long operations take
-  bool run_bodies = false;                         // on `virtual`, which else only counts
-  ExecutorMaker make_executor{};  // one of your own in place of `executor`; see executor.hpp
+  int threads = 1;                             // per rank, for kernels that split their work
+  std::shared_ptr<HostScheduler> scheduler{};  // shared by the ranks of a world; null for none
+  CostModel cost{};                            // of `virtual`: how long operations take
+  bool run_bodies = false;                     // on `virtual`, which else only counts
 };
 
 // Where a GPU's memory comes from.

@@ -4,6 +4,8 @@
 //   Tensor largest = dist::all_reduce(norms, *mesh_row, ReduceOp::max);
 //   Tensor logits = dist::all_gather(mine, world);                  // [B, V] of each: [size B, V]
 //   Tensor h = dist::send_recv(y, stage, stage + 1, pipeline);      // defined on stage + 1 alone
+//   Tensor loss = model.loss(x, y, {.count = dist::count_targets(y, world)});    // y has ignored
+//   ones
 //
 // Every rank of the group calls, in the same order, with the same shape and dtype; ranks that do
 // not get a CommError which names both. Nothing blocks: the work is queued on the compute stream,
@@ -21,6 +23,7 @@
 // gradient.
 #pragma once
 
+#include "tessera/autograd/losses.hpp"
 #include "tessera/comm/communicator.hpp"
 #include "tessera/comm/group.hpp"
 #include "tessera/tensor/tensor.hpp"
@@ -32,6 +35,13 @@ namespace tessera::dist {
 // shape.
 Tensor all_reduce(const Tensor& x, const RankGroup& group, ReduceOp op = ReduceOp::sum,
                   Caller at = Caller::current());
+
+// How many of all ranks' targets are not kIgnoredTarget, for the losses that are means over them:
+// `count` of LossOrder. The group is those ranks that average their gradients. Of a step of
+// micro-batches the targets of all of them: with what they count together, their losses are added
+// up.  targets: [...] of i32 or i64, also of another shape on each rank.
+TargetCount count_targets(const Tensor& targets, const RankGroup& group,
+                          Caller at = Caller::current());
 
 // All ranks' tensors one behind the other along dimension 0, in rank order.
 // x: [n, ...] or [], returns [size n, ...] or [size].

@@ -18,12 +18,12 @@
 
 namespace tessera {
 
-// Calls f(name, whole tensor) for each entry, gathered one at a time over the mesh of its dict, by
-// name. The tensor is lent for the call, for reading. Collective where an entry is sharded.
-// Throws: ContractError for rows without their mesh or on the host, on every rank where optimizers
-// have made other numbers of steps on the ranks that shard them (a replica may call this alone),
-// and where the tensor is used later; what f throws, after which the peers' calls end with a
-// CommError.
+// Calls f(name, whole tensor) for each entry, by name. Each is gathered over the mesh of its dict
+// when its turn comes, and f may read it until it returns. Collective where an entry is sharded; a
+// replica may call this alone.
+//   Throws: ContractError for rows without their mesh or on the host, for a tensor that is used
+// later, and on every rank where optimizers of ranks that share rows have made different numbers of
+// steps; what f throws, after which the peers' calls end with a CommError.
 void for_each_full(const StateDict& of,
                    const std::function<void(const std::string& name, const Tensor& whole)>& f);
 

@@ -9,35 +9,37 @@ namespace tessera::kernels {
 // What an operation's result is: of its operands' dtype, or boolean.
 enum class OpResult : std::uint8_t { same, boolean };
 
-// copy casts from any dtype to any other (floating to integer truncates, saturating; anything to
-// boolean is x != 0). abs, neg, sign, floor, round and copy take every dtype but boolean (copy:
-// all); logical_not takes any dtype and isfinite a floating one, both give boolean; the others are
-// floating, input dtype = output dtype. gelu is 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))),
-// gelu_exact x (1 + erf(x / sqrt(2))) / 2; silu is x sigmoid(x), softplus log(1 + exp(x)). round
-// takes halves to even; sign of 0 and NaN is 0.
+//   copy                           casts from any dtype to any other; floating to integer truncates
+//                                  and saturates, anything to boolean is x != 0
+//   abs, neg, sign, floor, round   take every dtype but boolean, and give it
+//   logical_not                    takes any dtype, and gives boolean
+//   isfinite                       takes a floating dtype, and gives boolean
+//   the others                     take a floating dtype, and give it
 enum class UnaryOp : std::uint8_t {
-#define TESSERA_OP(name, ...) name,
+#define TESSERA_UNARY(name, ...) name,
 #include "tessera/kernels/unary.def"
 };
 
 // Arithmetic gives the operands' dtype, comparisons and logical operations give boolean. Every
-// dtype but: pow and the derivatives are floating; boolean operands know only comparisons, logical
-// operations, min and max. max and min return NaN if either operand is NaN. Derivatives:
-// gelu_backward(x, g) = g gelu'(x), the same for gelu_exact and silu, relu_backward(x, g) = x > 0 ?
-// g : 0, tanh_backward(y, g) = g (1 - y^2), sigmoid_backward(y, g) = g y (1 - y).
+// dtype but: pow and the slopes are floating; boolean operands know only comparisons, logical
+// operations, min and max. max and min return NaN if either operand is NaN. A slope,
+// name_backward(x, g), takes what forward keeps, as its row in unary.def says, and the gradient.
 enum class BinaryOp : std::uint8_t {
-#define TESSERA_OP(name, ...) name,
+#define TESSERA_BINARY(name, ...) name,
 #include "tessera/kernels/binary.def"
 };
 
+// Slopes come last.
+constexpr bool is_slope(BinaryOp op) { return op > BinaryOp::logical_or; }
+
 // A bit for each operation that gives boolean; numbers, so that a GPU knows them, too.
 inline constexpr std::uint32_t kBooleanUnary = 0
-#define TESSERA_OP(name, result, ...) \
+#define TESSERA_UNARY(name, theirs, result, ...) \
   | std::uint32_t{OpResult::result == OpResult::boolean} << static_cast<int>(UnaryOp::name)
 #include "tessera/kernels/unary.def"
     ;
 inline constexpr std::uint32_t kBooleanBinary = 0
-#define TESSERA_OP(name, result, ...) \
+#define TESSERA_BINARY(name, result, ...) \
   | std::uint32_t{OpResult::result == OpResult::boolean} << static_cast<int>(BinaryOp::name)
 #include "tessera/kernels/binary.def"
     ;
@@ -50,14 +52,14 @@ constexpr bool gives_boolean(BinaryOp op) {
 
 constexpr const char* name(UnaryOp op) {
   constexpr const char* names[] = {
-#define TESSERA_OP(name, ...) #name,
+#define TESSERA_UNARY(name, ...) #name,
 #include "tessera/kernels/unary.def"
   };
   return names[static_cast<int>(op)];
 }
 constexpr const char* name(BinaryOp op) {
   constexpr const char* names[] = {
-#define TESSERA_OP(name, ...) #name,
+#define TESSERA_BINARY(name, ...) #name,
 #include "tessera/kernels/binary.def"
   };
   return names[static_cast<int>(op)];

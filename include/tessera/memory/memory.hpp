@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/memory/host_staging.hpp"
+#include "tessera/detail/memory/host_staging.hpp"
 #include "tessera/memory/pool.hpp"
 
 namespace tessera {

@@ -35,9 +35,9 @@
 #include <memory>
 #include <vector>
 
+#include "tessera/detail/memory/upstream.hpp"
 #include "tessera/device/device.hpp"
 #include "tessera/memory/ledger.hpp"
-#include "tessera/memory/upstream.hpp"
 
 namespace tessera {
 

@@ -19,6 +19,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -53,6 +54,8 @@ class Buffer {
   // Throws: ContractError for another shape, for a dtype that isn't the buffer's where one of them
   // is not floating, and before it is materialized.
   void assign(const Tensor& values) const;
+  // The same of values that `fill` gives to new memory.  Throws: before it is materialized.
+  void replace(const std::function<void(const Tensor& values)>& fill) const;
 
   // The same for all handles of a buffer.
   const void* id() const noexcept { return state_.get(); }

@@ -1,21 +1,54 @@
 // A table of vectors, looked up by id: tokens and learned positions.
 #pragma once
 
-#include "tessera/nn/linear.hpp"
+#include "tessera/autograd/ops.hpp"
+#include "tessera/autograd/sliced.hpp"
+#include "tessera/nn/module.hpp"
 
 namespace tessera::nn {
 
 class Embedding : public Module {
  public:
-  Embedding(std::int64_t count, std::int64_t dim, const Device& device = Device::meta());
+  Embedding(std::int64_t count, std::int64_t dim, const Device& device = Device::meta())
+      : weight({count, dim}, Initializer::normal(0, kInitialDeviation)) {
+    TESSERA_EXPECT(count > 0 && dim > 0, "Embedding: ", count, " vectors of ", dim,
+                   " elements; expected at least one of each");
+    register_parameter("weight", weight);
+    stream_parameter(weight);
+    if (!device.is_meta()) materialize(device);
+  }
 
   // ids [...] in [0, count), i32 or i64 -> [..., dim] of the weight's dtype. Any other id gives a
   // row of NaN.
-  Tensor operator()(const Tensor& ids, Caller at = Caller::current());
+  Tensor operator()(const Tensor& ids, Caller at = Caller::current()) {
+    const CallSite site(at);
+    const auto look_up = [&](const Tensor& in) {
+      SlicedEmbedding rows(in);
+      weight.for_each_slice([&](const Tensor& slice, const SliceRows& of) { rows.add(slice, of); },
+                            reads_parameters_in_backward());
+      return rows.finish();
+    };
+    return call(look_up, ids);
+  }
 
   // x [..., n, dim] + the first n rows: learned positions. Where the table lies in one slice, and
   // nobody looks at what is looked up, nothing is.
-  Tensor add_positions(const Tensor& x, Caller at = Caller::current());
+  Tensor add_positions(const Tensor& x, Caller at = Caller::current()) {
+    const CallSite site(at);
+    TESSERA_EXPECT(
+        x.ndim() >= 2 && x.size(-1) == weight.shape()[1] && x.size(-2) <= weight.shape()[0],
+        "Embedding: x is ", x.shape(), ", the table of positions ", weight.shape(),
+        "; expected [..., n, dim] and at least n rows of dim");
+    const std::int64_t n = x.size(-2);
+    if (is_hooked() || weight.slices() > 1) return x + (*this)(Tensor::arange(n, i32, x.device()));
+    Tensor sum;
+    weight.for_each_slice(
+        [&](const Tensor& rows, const SliceRows&) {
+          sum = x + (n == rows.size(0) ? rows : slice(rows, 0, 0, n));
+        },
+        reads_parameters_in_backward());
+    return sum;
+  }
 
   // The gradient of a row goes to its id.
   bool reads_parameters_in_backward() const override { return false; }

@@ -14,7 +14,6 @@
 // regions here, see autograd/node.hpp and lesson 065.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -67,6 +66,24 @@ class CallTensors {
   std::vector<Tensor*> tensors_;
 };
 
+// The function of a call, without its type: what is around it is compiled once for all calls of the
+// same inputs and result.
+template <class Result, class... Inputs>
+class CalledRef {
+ public:
+  template <class F>
+  explicit CalledRef(F& f)
+      : f_(const_cast<void*>(static_cast<const void*>(&f))),
+        run_([](void* of, const Inputs&... inputs) -> Result {
+          return (*static_cast<F*>(of))(inputs...);
+        }) {}
+  Result operator()(const Inputs&... inputs) const { return run_(f_, inputs...); }
+
+ private:
+  void* f_;
+  Result (*run_)(void*, const Inputs&...);
+};
+
 using ForwardPreHook = std::function<void(Module&, const CallTensors& inputs)>;
 using ForwardHook =
     std::function<void(Module&, const CallTensors& inputs, const CallTensors& outputs)>;
@@ -92,17 +109,19 @@ class ForwardHooks {
   HookHandle add(ForwardPreHook before) { return add(Hook{.before = std::move(before)}); }
   HookHandle add(ForwardHook after) { return add(Hook{.after = std::move(after)}); }
   bool any() const {  // that is not removed
-    return std::ranges::any_of(hooks_, [](const Hook& hook) { return *hook.is_alive; });
+    for (const Hook& hook : hooks_)
+      if (*hook.is_alive) return true;
+    return false;
   }
 
   // f(inputs...) with the hooks around it.
-  template <class F, class... Inputs>
-  auto run(Module& module, F& f, const Inputs&... inputs) {
+  template <class Result, class... Inputs>
+  Result run(Module& module, const CalledRef<Result, Inputs...>& f, const Inputs&... inputs) {
     const std::vector<Hook> hooks = living();
     std::tuple<Inputs...> given(inputs...);
     const CallTensors in = CallTensors::of(given);
     run_before(hooks, module, in);
-    auto result = std::apply(f, std::as_const(given));
+    Result result = std::apply(f, std::as_const(given));
     run_after(hooks, module, in, CallTensors::of(result));
     return result;
   }

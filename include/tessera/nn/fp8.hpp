@@ -19,7 +19,7 @@ struct Fp8Options {
   std::vector<std::string> skip{};
 };
 
-// Linear::set_fp8 of all linear layers below `module` but those, the ones whose sizes 16 does not
+// Product::set_fp8 of all linear layers below `module` but those, the ones whose sizes 16 does not
 // divide, and those with a streamed weight, as heads of language models have. Returns the names of
 // the layers that it set; torchtitan 0.2.2's filter_fqns.
 // Throws: ContractError for an element of `skip` that is empty, or in no linear layer's name.

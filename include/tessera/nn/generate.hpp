@@ -1,6 +1,12 @@
-// Text from a language model, one token at a time.
+// Text from a language model, one token at a time, with a cache of keys and values.
+//
+//   const std::vector<nn::Prompt> prompts{{.tokens = {1, 5, 2}}, {.tokens = {7}, .seed = 1}};
+//   for (const nn::Continuation& c : nn::generate(model, prompts, 64, {.top_p = 0.9}))
+//   use(c.tokens);
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -9,18 +15,49 @@
 namespace tessera::nn {
 
 struct SampleOptions {
-  double temperature = 1;  // 0: the likeliest token
+  double temperature = 1;  // logits are divided by it; 0: the likeliest token
   std::int64_t top_k = 0;  // 0: among all tokens
+  // Among the likeliest tokens of top_k that have together at least this much of its probability,
+  // above 0; 1: all.
+  double top_p = 1;
+  std::vector<std::int32_t> stop_tokens{};  // a sequence ends with the first of them
   std::uint64_t seed = 0;
+  // Whether any rank goes on, told whether this one does. It is needed where ranks have other
+  // prompts and there are stop tokens, since each token is a call of the model on every rank:
+  //   [&](bool mine) { return world.sum(mine) > 0; }
+  std::function<bool(bool)> goes_on{};
+  // The module around the model whose unit has parameters of it: each token is a call of it, too.
+  Module* root = nullptr;
 };
 
-// `count` tokens that follow `prompt`, each drawn from the softmax of the last position's logits /
-// temperature. The model runs over the last max_seq_len tokens each time, in evaluation mode. The
-// draw depends on logits, seed and position only, so the ranks of a sharded model, which all call
-// this with the same arguments, get the same tokens. The host blocks for every token.
-// Throws: ContractError for an empty prompt, an id outside the vocabulary, bad options, or where no
-// values exist.
+struct Prompt {
+  std::vector<std::int32_t> tokens{};  // at least one
+  std::uint64_t seed = 0;              // beside SampleOptions::seed
+};
+
+struct Continuation {
+  std::vector<std::int32_t> tokens{};  // at most `count`; the last may be a stop token
+  // Of each token, in nats: of softmax(logits / temperature), before top_k and top_p; of
+  // softmax(logits) where the temperature is 0.
+  std::vector<float> log_probabilities{};
+};
+
+// Continues each prompt by `count` tokens, or up to a stop token. The prompts may have different
+// lengths. A token is drawn from the softmax of the last position's logits / temperature. The draw
+// depends on logits, seeds and the number of the token only. So ranks of a sharded model that give
+// the same arguments get the same tokens. Ranks may give different prompts, with one `count`.
+//   The model runs in evaluation mode, once over all prompts and once for each further token. Each
+// of these calls opens a unit once; with Reshard::never all calls together do (see
+// set_reshard_after_forward). The host blocks for every token. Memory: keys and values of all
+// layers for the longest prompt and `count` tokens of each sequence.
+//   Throws: ContractError for no prompt, an empty one, an id outside the vocabulary, bad options,
+// more tokens than max_seq_len, logits that are not finite, and where no values exist.
+std::vector<Continuation> generate(LanguageModel& model, std::span<const Prompt> prompts,
+                                   std::int64_t count, const SampleOptions& options = {},
+                                   Caller at = Caller::current());
+// The same of one prompt.
 std::vector<std::int32_t> generate(LanguageModel& model, std::span<const std::int32_t> prompt,
-                                   std::int64_t count, const SampleOptions& options = {});
+                                   std::int64_t count, const SampleOptions& options = {},
+                                   Caller at = Caller::current());
 
 }  // namespace tessera::nn

@@ -2,13 +2,16 @@
 // one.
 #pragma once
 
+#include <algorithm>
 #include <optional>
 #include <vector>
 
+#include "tessera/autograd/ops.hpp"
 #include "tessera/autograd/recompute.hpp"
-#include "tessera/nn/linear.hpp"
+#include "tessera/nn/key_value_cache.hpp"
 #include "tessera/nn/module.hpp"
 #include "tessera/nn/module_list.hpp"
+#include "tessera/nn/product.hpp"
 
 namespace tessera::nn {
 
@@ -22,18 +25,7 @@ struct Recompute {
 };
 inline constexpr Recompute Recompute::none{}, Recompute::blocks{.every = 1};
 
-// How a model's last product and its loss are computed, where there are more logits than the loss
-// holds at a time.
-//
-//   lean   three products and one again: logits are made in forward, and once more in backward
-//   fast   three: forward makes the gradients, too, and backward hands them on. It keeps that of
-//          the whole head in f32, 4 V C bytes, and of what it is given, 4 B T C, from forward to
-//          backward; or the logits, V B T, of a head that is there in several slices
-//
-// Fast is for who knows the loss's own gradient, and so never for a loss that a GradScaler scales.
-struct LossOrder {
-  std::optional<double> gradient{};  // 1 / micro_batches, or 1; unset: lean
-};
+using tessera::LossOrder;  // where there are more logits than the loss holds at a time
 
 // The most logits that the loss holds at a time, but for more on a GPU where it is fast. A chunk
 // reads and writes the head's f32 gradient once: 8 bytes a weight, for 2 flops a weight and row.
@@ -47,14 +39,63 @@ class LanguageModel : public Module {
  public:
   // tokens [B, T], i32 or i64 in [0, vocab_size), T at most max_seq_len -> logits [B, T, V] of the
   // weights' dtype.
-  Tensor operator()(const Tensor& tokens_BT, Caller at = Caller::current());
-  // The mean over B T of the cross-entropy with targets [B, T], in nats: f32 [].
+  Tensor operator()(const Tensor& tokens_BT, Caller at = Caller::current()) {
+    const CallSite site(at);
+    check_tokens(tokens_BT);
+    return call([&](const Tensor& tokens) { return output()(forward(tokens)); }, tokens_BT);
+  }
+  // The mean of the cross-entropy over the targets [B, T] that are not kIgnoredTarget, -100, in
+  // nats: f32 []; without any, 0. Where ranks or micro-batches ignore unlike many, the mean of
+  // their means is another number than that of all: then count first. Of micro-batches the losses
+  // are added up, not averaged, since the count is the step's.
   //
   //   model.loss(tokens, targets, {.gradient = 1.0 / k}) / k      fast, of k micro-batches
+  //   model.loss(tokens, targets, {.count = dist::count_targets(targets, world)})
   //
   // Throws: ContractError for other shapes, and for a gradient that is 0 or not finite.
   Tensor loss(const Tensor& tokens_BT, const Tensor& targets_BT, const LossOrder& order = {},
-              Caller at = Caller::current());
+              Caller at = Caller::current()) {
+    const CallSite site(at);
+    check_tokens(tokens_BT);
+    TESSERA_EXPECT(targets_BT.shape() == tokens_BT.shape(), "loss: tokens are ", tokens_BT.shape(),
+                   ", targets ", targets_BT.shape(), "; expected one shape");
+    detail::check_loss_gradient("loss", order.gradient);
+    const auto loss_of = [&](const Tensor& in_BT, const Tensor& wanted_BT) {
+      const std::int64_t rows = in_BT.numel();
+      const bool is_on_gpu = in_BT.device().kind() == DeviceKind::cuda;
+      const std::int64_t chunk =
+          loss_chunk_.value_or(order.gradient && is_on_gpu ? kFastLossChunk : kLossChunk);
+      const Tensor h_BTC = forward(in_BT), targets = raw::reshape(wanted_BT, {rows});
+      if (rows * vocab_size_ > chunk || output().weight().slices() > 1)
+        return output().cross_entropy(h_BTC, targets, chunk, order);
+      const Tensor logits = reshape(output()(h_BTC), {rows, vocab_size_});
+      return detail::cross_entropy(logits, targets, order.count);
+    };
+    return call(loss_of, tokens_BT, targets_BT);
+  }
+
+  // What logits are made of, [B, T, C], for a head of one's own; and the logits of such, [.., C] ->
+  // [.., V]. Each is a call of the model.
+  Tensor hidden(const Tensor& tokens_BT, Caller at = Caller::current()) {
+    const CallSite site(at);
+    check_tokens(tokens_BT);
+    return call([&](const Tensor& tokens) { return forward(tokens); }, tokens_BT);
+  }
+  Tensor logits(const Tensor& hidden, Caller at = Caller::current()) {
+    const CallSite site(at);
+    return call([&](const Tensor& h) { return output()(h); }, hidden);
+  }
+  // The logits of each sequence's last token, [B, V], where `cache` has those before; see there.
+  // Throws: ContractError as KeyValueCache::Call, and for a position beyond max_seq_len.
+  Tensor next_logits(const Tensor& tokens_BT, KeyValueCache& cache, Caller at = Caller::current()) {
+    const CallSite site(at);
+    check_tokens(tokens_BT);
+    TESSERA_EXPECT(cache.end() <= max_seq_len_, "language model: a sequence of ", cache.end(),
+                   " tokens; max_seq_len is ", max_seq_len_);
+    const KeyValueCache::Call step(cache, tokens_BT);
+    return call([&](const Tensor& tokens) { return output()(step.last(forward(tokens))); },
+                tokens_BT);
+  }
 
   // The modules that make good units of their own, in the order in which forward uses them:
   // embedding, blocks, head; without embedding and head when these share their weight, which then
@@ -70,25 +111,47 @@ class LanguageModel : public Module {
   // Throws: ContractError where recompute.every is negative, more than the model's blocks, or 0
   // while something is to be kept.
   LanguageModel(std::int64_t vocab_size, std::int64_t max_seq_len, std::int64_t blocks,
-                const Recompute& recompute);
+                const Recompute& recompute)
+      : vocab_size_(vocab_size), max_seq_len_(max_seq_len), recompute_(recompute) {
+    TESSERA_EXPECT(recompute.every > 0 || recompute == Recompute::none,
+                   "language model: recompute.every is ", recompute.every,
+                   "; 1 recomputes each block, 0 none, of which nothing can be kept");
+    TESSERA_EXPECT(recompute.every <= std::max<std::int64_t>(blocks, 0),
+                   "language model: recompute.every is ", recompute.every, ", of ", blocks,
+                   " blocks; choose at most that many, or Recompute::none");
+  }
 
   // What `output` makes logits of: [B, T, C], within the scope of the model's call.
   virtual Tensor forward(const Tensor& tokens_BT) = 0;
-  virtual Linear& output() = 0;
+  virtual Product& output() = 0;
   // The blocks one after the other, as `recompute` says.
   template <class Block>
   Tensor run(ModuleList<Block>& blocks, Tensor x) const {
     std::int64_t number = 0;
     for (Block& block : blocks) {
+      const BlockCall call{&block,
+                           [](Module& b, const Tensor& in) { return static_cast<Block&>(b)(in); }};
       const bool runs_again = recompute_.every > 0 && ++number % recompute_.every == 0;
-      x = runs_again
-              ? recompute([&block](const Tensor& in) { return block(in); }, x, recompute_.keep)
-              : block(x);
+      x = runs_again ? recompute(call, x, recompute_.keep) : call(x);
     }
     return x;
   }
 
  private:
+  // The call of a block, without its type: what recomputes it is compiled once.
+  struct BlockCall {
+    Module* block;
+    Tensor (*run)(Module& block, const Tensor& x);
+    Tensor operator()(const Tensor& x) const { return run(*block, x); }
+  };
+  void check_tokens(const Tensor& tokens) const {
+    TESSERA_EXPECT(tokens.ndim() == 2 && (tokens.dtype() == i32 || tokens.dtype() == i64),
+                   "language model: tokens are ", tokens.shape(), " of ", tokens.dtype(),
+                   "; expected [B, T] of i32 or i64");
+    TESSERA_EXPECT(tokens.size(1) <= max_seq_len_, "language model: sequences of ", tokens.size(1),
+                   " tokens; max_seq_len is ", max_seq_len_);
+  }
+
   std::int64_t vocab_size_, max_seq_len_;
   Recompute recompute_;
   std::optional<std::int64_t> loss_chunk_{};

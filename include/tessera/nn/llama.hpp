@@ -6,9 +6,14 @@
 //                       └─────────────────────┘  └─────────────┘  n_layers times
 #pragma once
 
+#include <memory>
+#include <utility>
+#include <vector>
+
 #include "tessera/nn/attention.hpp"
 #include "tessera/nn/embedding.hpp"
 #include "tessera/nn/language_model.hpp"
+#include "tessera/nn/linear.hpp"
 #include "tessera/nn/mlp.hpp"
 #include "tessera/nn/module_list.hpp"
 #include "tessera/nn/norm.hpp"
@@ -29,6 +34,20 @@ struct LlamaConfig {
   static constexpr std::int64_t default_ffn_dim(std::int64_t dim) {
     return round_up(ceil_div(checked_mul(8, dim), 3), 32);
   }
+  // With numbers in the place of zeros.  Throws: ContractError naming the field that does not fit.
+  LlamaConfig checked() const {
+    TESSERA_EXPECT(dim > 0 && n_layers >= 0 && n_heads > 0 && vocab_size > 0 && max_seq_len > 0 &&
+                       n_kv_heads >= 0 && ffn_dim >= 0,
+                   "Llama: dim ", dim, ", n_layers ", n_layers, ", n_heads ", n_heads,
+                   ", n_kv_heads ", n_kv_heads, ", ffn_dim ", ffn_dim, ", vocab_size ", vocab_size,
+                   ", max_seq_len ", max_seq_len, "; none may be negative or absent");
+    TESSERA_EXPECT(dim % n_heads == 0 && dim / n_heads % 2 == 0, "Llama: dim ", dim,
+                   " over n_heads ", n_heads, " must give an even number for each head");
+    LlamaConfig c = *this;
+    if (c.n_kv_heads == 0) c.n_kv_heads = n_heads;
+    if (c.ffn_dim == 0) c.ffn_dim = default_ffn_dim(dim);
+    return c;
+  }
 };
 static_assert(LlamaConfig::default_ffn_dim(128) == 352 && LlamaConfig::default_ffn_dim(96) == 256);
 
@@ -36,9 +55,34 @@ static_assert(LlamaConfig::default_ffn_dim(128) == 352 && LlamaConfig::default_f
 class LlamaBlock : public Module {
  public:
   LlamaBlock(const LlamaConfig& config, std::shared_ptr<Rotary> rotary,
-             const Device& device = Device::meta());
+             const Device& device = Device::meta())
+      : input_layernorm(config.dim, config.norm_eps),
+        self_attn({.dim = config.dim,
+                   .n_heads = config.n_heads,
+                   .n_kv_heads = config.n_kv_heads,
+                   .projections = config.projections},
+                  std::move(rotary)),
+        post_attention_layernorm(config.dim, config.norm_eps),
+        mlp(config.dim,
+            config.ffn_dim > 0 ? config.ffn_dim : LlamaConfig::default_ffn_dim(config.dim),
+            config.projections) {
+    register_module("self_attn", self_attn);
+    register_module("mlp", mlp);
+    register_module("input_layernorm", input_layernorm);
+    register_module("post_attention_layernorm", post_attention_layernorm);
+    if (!device.is_meta()) materialize(device);
+  }
   // x_BTC -> [B, T, C].
-  Tensor operator()(const Tensor& x_BTC, Caller at = Caller::current());
+  Tensor operator()(const Tensor& x_BTC, Caller at = Caller::current()) {
+    const CallSite site(at);
+    const auto forward = [&](const Tensor& in_BTC) {
+      const SharedInput shared;
+      const auto [h_BTC, normed_BTC] = post_attention_layernorm.of_sum(
+          in_BTC, self_attn(input_layernorm(in_BTC, self_attn.input_form())), mlp.input_form());
+      return mlp.add_to(h_BTC, normed_BTC);
+    };
+    return call(forward, x_BTC);
+  }
 
   RMSNorm input_layernorm;
   GroupedQueryAttention self_attn;
@@ -49,9 +93,32 @@ class LlamaBlock : public Module {
 class Llama : public LanguageModel {
  public:
   // Throws: ContractError naming the field that does not fit.
-  explicit Llama(const LlamaConfig& config, const Device& device = Device::meta());
+  explicit Llama(const LlamaConfig& config, const Device& device = Device::meta())
+      : LanguageModel(config.vocab_size, config.max_seq_len, config.n_layers, config.recompute),
+        config_(config.checked()),
+        embedding(config.vocab_size, config.dim),
+        norm(config.dim, config.norm_eps),
+        head(config.tie_embeddings
+                 ? Linear(embedding.weight)
+                 : Linear(config.dim, config.vocab_size, {.bias = false, .is_streamed = true})) {
+    const std::shared_ptr<Rotary> rotary(
+        new Rotary(config_.max_seq_len, config_.dim / config_.n_heads, config_.rope_theta));
+    for (std::int64_t i = 0; i < config_.n_layers; ++i) blocks.emplace_back(config_, rotary);
+    model_.register_module("embed_tokens", embedding);
+    model_.register_module("layers", blocks);
+    model_.register_module("norm", norm);
+    register_module("model", model_);
+    register_module("lm_head", head);
+    if (!device.is_meta()) materialize(device);
+  }
 
-  std::vector<Module*> parts() override;
+  std::vector<Module*> parts() override {
+    std::vector<Module*> parts;
+    if (!config_.tie_embeddings) parts.push_back(&embedding);
+    for (LlamaBlock& block : blocks) parts.push_back(&block);
+    if (!config_.tie_embeddings) parts.push_back(&head);
+    return parts;
+  }
   std::string_view optional_prefix() const override { return "model."; }
   // Frequencies of rotary positions, that older versions of Hugging Face's model had as buffers.
   bool is_left_in_files(std::string_view name) const override {
@@ -60,8 +127,10 @@ class Llama : public LanguageModel {
   const LlamaConfig& config() const noexcept { return config_; }
 
  protected:
-  Tensor forward(const Tensor& tokens_BT) override;
-  Linear& output() override { return head; }
+  Tensor forward(const Tensor& tokens_BT) override {
+    return norm(run(blocks, embedding(tokens_BT)));
+  }
+  Product& output() override { return head.product; }
 
  private:
   LlamaConfig config_;

@@ -79,6 +79,9 @@ class Module {
   // Parameter::set_trainable of all parameters below this module (PyTorch: requires_grad_).
   void set_trainable(bool trainable);
   void freeze() { set_trainable(false); }
+  // Drops the gradients of all parameters below this module, as Optimizer::zero_grad does of its
+  // own: none is there until the next backward (PyTorch: zero_grad). What has no memory has none.
+  void zero_grad();
   // All buffers below this module, or the persistent ones; otherwise as named_parameters.
   std::vector<std::pair<std::string, Buffer>> named_buffers(Persistent least = Persistent::no,
                                                             Tied tied = Tied::once) const;
@@ -97,6 +100,7 @@ class Module {
 
   // --- state: see state.hpp; where files are read stands in checkpoint/model.hpp ---
   StateDict state_dict(const StateDictOptions& options = {}) const;
+  LoadReport load(const StateSource& source, const LoadOptions& options = {});
   LoadReport load(const StateDict& state, const LoadOptions& options = {});
   LoadReport load(const std::string& path, const LoadOptions& options = {});
   LoadReport load(const std::vector<std::string>& paths, const LoadOptions& options = {});
@@ -114,10 +118,10 @@ class Module {
   // saved tensor that reads one there is an error.
   virtual bool reads_parameters_in_backward() const { return true; }
 
-  // Gives every parameter memory on `device`: its unit's shards, or, without a unit, one flat
-  // group. Values are zero until they are initialised or loaded. Buffers have their initial values,
-  // and move here from another device.
-  // Throws: ContractError for meta, and for a unit that has memory already; OutOfMemory.
+  // Gives every parameter that has none memory on `device`: its unit's shards, or, without a unit,
+  // one flat group. Values are zero until they are initialised or loaded. Buffers have their
+  // initial values, and move here from another device.
+  // Throws: ContractError for meta, and for a unit of another device; OutOfMemory.
   void materialize(const Device& device);
 
   // Whether layers like dropout act as in training; for this module and all below it.
@@ -129,25 +133,18 @@ class Module {
   // uses parameters goes through here, with the tensors that hooks are to see behind f.
   template <class F, class... Inputs>
   auto call(F&& f, const Inputs&... inputs) {
-    static_assert(!std::is_void_v<std::invoke_result_t<F&, const Inputs&...>>,
+    using Result = std::decay_t<decltype(f(inputs...))>;
+    static_assert(!std::is_void_v<Result>,
                   "Module::call: the function returns nothing; return what the call gives");
-    if (!is_hooked()) return f(inputs...);
-    CallScope scope(*this);
-    const std::optional<DType> in = hook_ ? hook_->input_dtype() : std::nullopt,
-                               out = hook_ ? hook_->output_dtype() : std::nullopt;
-    const auto hooked = [&](const Inputs&... cast) {
-      return forward_hooks_ ? forward_hooks_->run(*this, f, cast...) : f(cast...);
-    };
-    auto result = in ? with_dtype(*in, hooked, inputs...) : hooked(inputs...);
-    if (out) cast_tensors(CallTensors::of(result), *out);
-    scope.leave();
-    return result;
+    if (!is_hooked()) return Result(f(inputs...));
+    return call_hooked(CalledRef<Result, Inputs...>(f), inputs...);
   }
   // Around the calls of this module, within its scope; see forward_hooks.hpp.
   HookHandle register_forward_pre_hook(ForwardPreHook hook);
   HookHandle register_forward_hook(ForwardHook hook);
 
-  // At most one; hooked is what is a unit, or observed. Throws: ContractError when it has one.
+  // At most one, null for none; hooked is what is a unit, or observed. Throws: ContractError for
+  // another one while it has one.
   void set_hook(std::shared_ptr<ModuleHook> hook);
   const std::shared_ptr<ModuleHook>& hook() const noexcept { return hook_; }
   bool is_hooked() const noexcept { return hook_ || (forward_hooks_ && forward_hooks_->any()); }
@@ -168,6 +165,9 @@ class Module {
     register_module(name, module);
     if constexpr (sizeof...(rest) > 0) register_modules(std::forward<Rest>(rest)...);
   }
+  // How often parameters, modules and hooks of any module of this process were set: as long as it
+  // stays, so do all trees.
+  static std::uint64_t registrations() noexcept;
   void register_buffer(std::string_view name, const Buffer& buffer,
                        Persistent persistent = Persistent::yes);
 
@@ -189,6 +189,19 @@ class Module {
     Module& module_;
     ModuleHook* hook_;  // null: none, or left
   };
+  template <class Result, class... Inputs>
+  Result call_hooked(const CalledRef<Result, Inputs...>& f, const Inputs&... inputs) {
+    CallScope scope(*this);
+    const std::optional<DType> in = hook_ ? hook_->input_dtype() : std::nullopt,
+                               out = hook_ ? hook_->output_dtype() : std::nullopt;
+    const auto hooked = [&](const Inputs&... cast) {
+      return forward_hooks_ ? forward_hooks_->run(*this, f, cast...) : f(cast...);
+    };
+    Result result = in ? with_dtype(*in, hooked, inputs...) : hooked(inputs...);
+    if (out) cast_tensors(CallTensors::of(result), *out);
+    scope.leave();
+    return result;
+  }
   void set_training(bool training);
   void for_each_module(const std::function<void(Module&)>& f);
   void expect_free(const char* function, std::string_view name) const;
@@ -206,6 +219,9 @@ class Module {
   std::unique_ptr<ForwardHooks> forward_hooks_;  // null for none
   bool training_ = true;
 };
+
+// Of every weight matrix, as GPT-2 and Llama start.
+inline constexpr double kInitialDeviation = 0.02;
 
 struct Seed {
   std::uint64_t value = 0;

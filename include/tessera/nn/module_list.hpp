@@ -18,17 +18,18 @@ class ModuleList : public Module {
  public:
   template <class... Args>
   M& emplace_back(Args&&... args) {
-    items_.push_back(std::make_unique<M>(std::forward<Args>(args)...));
-    register_module(std::to_string(items_.size() - 1), *items_.back());
-    return *items_.back();
+    M* const item = new M(std::forward<Args>(args)...);
+    items_.push_back(std::unique_ptr<Module>(item));
+    register_module(std::to_string(items_.size() - 1), *item);
+    return *item;
   }
   std::size_t size() const noexcept { return items_.size(); }
-  M& operator[](std::size_t i) { return *items_[i]; }
+  M& operator[](std::size_t i) { return static_cast<M&>(*items_[i]); }
 
   class iterator {
    public:
-    explicit iterator(const std::unique_ptr<M>* at) : at_(at) {}
-    M& operator*() const { return **at_; }
+    explicit iterator(const std::unique_ptr<Module>* at) : at_(at) {}
+    M& operator*() const { return static_cast<M&>(**at_); }
     iterator& operator++() {
       ++at_;
       return *this;
@@ -36,13 +37,13 @@ class ModuleList : public Module {
     bool operator==(const iterator&) const = default;
 
    private:
-    const std::unique_ptr<M>* at_;
+    const std::unique_ptr<Module>* at_;
   };
   iterator begin() { return iterator(items_.data()); }
   iterator end() { return iterator(items_.data() + items_.size()); }
 
  private:
-  std::vector<std::unique_ptr<M>> items_;
+  std::vector<std::unique_ptr<Module>> items_;  // each an M: one type of list to compile
 };
 
 }  // namespace tessera::nn

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <optional>
+#include <utility>
 
 #include "tessera/autograd/ops.hpp"
 
@@ -13,15 +14,45 @@ namespace tessera::nn {
 // are no parameters.
 class Rotary {
  public:
-  Rotary(std::int64_t positions, std::int64_t head_dim, double theta);
+  Rotary(std::int64_t positions, std::int64_t head_dim, double theta)
+      : positions_(positions), head_dim_(head_dim), theta_(theta) {
+    TESSERA_EXPECT(positions > 0 && head_dim > 0 && head_dim % 2 == 0 && theta > 0,
+                   "Rotary: ", positions, " positions, heads of ", head_dim, ", theta ", theta,
+                   "; expected at least one position, an even head width and a positive theta");
+  }
 
   // x [B, T, H, head_dim], T at most `positions` -> the same shape, rotated by position.
-  Tensor operator()(const Tensor& x, Caller at = Caller::current());
+  Tensor operator()(const Tensor& x, Caller at = Caller::current()) {
+    const CallSite site(at);
+    return rope(x, tables_for(x));
+  }
   // The same of the first `heads` of the H heads alone, over x where the caller gives it away.
-  Tensor operator()(Tensor x, std::int64_t heads, Caller at = Caller::current());
+  Tensor operator()(Tensor x, std::int64_t heads, Caller at = Caller::current()) {
+    const CallSite site(at);
+    const RopeTables& tables = tables_for(x);
+    return rope(std::move(x), tables, heads);
+  }
+  // The same of one token a row, x [B, 1, H, head_dim], at `positions`, [B] of integers.
+  Tensor at(const Tensor& x, const Tensor& positions, std::int64_t heads) {
+    const RopeTables& all = tables_for(x);
+    const RopeTables rows{raw::index_select(all.cos, 0, positions),
+                          raw::index_select(all.sin, 0, positions)};
+    return reshape(rope(reshape(x, {1, x.size(0), x.size(2), x.size(3)}), rows, heads), x.shape());
+  }
 
  private:
-  const RopeTables& tables_for(const Tensor& x);
+  const RopeTables& tables_for(const Tensor& x) {
+    TESSERA_EXPECT(x.ndim() == 4 && x.size(1) <= positions_, "Rotary: x is ", x.shape(),
+                   ", expected [B, T, H, D] with T at most ", positions_,
+                   "; raise the model's max_seq_len");
+    const Device& device = x.device();
+    if (!tables_ || tables_->cos.device() != device || made_after_ != device.recoveries()) {
+      tables_.reset();
+      tables_ = RopeTables::make(positions_, head_dim_, theta_, device);
+      made_after_ = device.recoveries();
+    }
+    return *tables_;
+  }
 
   std::int64_t positions_, head_dim_;
   double theta_;

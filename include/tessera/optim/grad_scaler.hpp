@@ -34,9 +34,8 @@ struct GradScalerOptions {
 };
 
 // One on every rank, which all call alike. An inf or NaN in one rank's shard skips the step on all
-// (one all-reduce of 24 bytes over the ranks that shard, and one over replicas), and so does a
-// scale that is another one there, as after a reset that met a rank between step and update; the
-// smallest is taken then.
+// ranks. They agree by one all-reduce of 24 bytes over the ranks that shard, and one over replicas.
+// Ranks with different scales skip the step, too, and take the smallest; a reset may leave such.
 //
 // Ordered: on the compute stream. After a reset of the model what the failed step had begun is
 // forgotten; the scale stays.

@@ -69,11 +69,11 @@ struct MuonSplit {
 };
 MuonSplit split_for_muon(const std::vector<Parameter>& parameters);
 
-// A step is collective over the ranks that shard a matrix, which have given the same matrices in
-// the same order: the first step, and the first after a change of them, throws ContractError on
-// every rank where they have not; a change by one rank alone is a CommError. It makes symmetric
-// memory, which is the device's, so that matrices whose shards lie on the host (Offload::cpu) are
-// refused: a step and prepare() throw ContractError.
+// A step is collective over the ranks that shard a matrix. They have given the same matrices in the
+// same order. Where they have not, the first step, and the first after a change, throws
+// ContractError on every rank; a change by one rank alone is a CommError. A step makes symmetric
+// memory of the device. So step and prepare() throw ContractError for matrices whose shards lie on
+// the host (Offload::cpu).
 class Muon final : public Optimizer {
  public:
   // Which are hidden matrices is said, never guessed. `others` may be empty; what add_parameters

@@ -19,9 +19,10 @@
 
 #include <array>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
-#include <unordered_map>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -47,6 +48,20 @@ struct FlatRange {
   float* moments[kernels::kMostMoments];
   std::int64_t numel;
   float lr_factor, weight_decay;
+
+  // Element by element by a formula over V, as kernels/update_formulas.hpp has them:
+  //   r.apply<kernels::Element>(kernels::Update<kernels::UpdateOp::adamw, kernels::Element>(s, r));
+  template <class V, class Formula>
+  void apply(const Formula& formula) const {
+    for (std::int64_t i = 0; i < numel; ++i) {
+      V kept[kernels::kMostMoments];
+      for (int k = 0; k < kernels::kMostMoments; ++k)
+        if (moments[k]) kept[k] = V(moments[k][i]);
+      values[i] = formula(V(values[i]), V(gradient[i]), moments[0] ? kept : nullptr).v;
+      for (int k = 0; k < kernels::kMostMoments; ++k)
+        if (moments[k]) moments[k][i] = kept[k].v;
+    }
+  }
 };
 
 // The arrays of one group's update, for a body to hold: 72 of its 128 bytes. A body for a GPU reads
@@ -82,12 +97,13 @@ class Optimizer {
   Optimizer& operator=(const Optimizer&) = delete;
 
   // Makes the state: zero moments, tables, scalars; or, where parameters were sharded, frozen or
-  // thawed since, makes it follow them. Done by a step if not before.
+  // thawed since, makes it follow them: moments of what was frozen go. Done by a step or a load if
+  // not before; who only looks at the state, as state_dict does, leaves them.
   // Throws: ContractError for a parameter without memory, and for groups on several devices.
   void prepare();
   // One update from the gradients as they are. Every call counts as one step for all parameters.
-  // All ranks make the same steps: the next gather or reduction of what one left out, or made
-  // twice, is a CommError on every rank.
+  // All ranks make, set and load the same steps: the next gather or reduction of what has another
+  // number on one is a CommError on every rank.
   // Throws: as prepare; ContractError for parameters that nobody initialised, loaded or edited.
   void step();
   // The same where `condition`, boolean [], holds when the device comes to it; else values, moments
@@ -163,19 +179,17 @@ class Optimizer {
     return load(model.named_parameters(), state, options);
   }
   LoadReport load(const NamedParameters& names, const StateDict& state,
-                  const LoadOptions& options = {}) {
-    return load_from(names, [&] { return std::make_shared<DictSource>(state); }, options);
-  }
-  // The same from files: load(model, checkpoint::WeightFiles("adamw.safetensors")).
+                  const LoadOptions& options = {});
+  // The same from files: load(model, checkpoint::WeightFiles("adamw.safetensors")). Moments may
+  // stand there as the parameters do: in row parts, or transposed.
   template <class Model>
   LoadReport load(const Model& model, const StateSource& source, const LoadOptions& options = {}) {
-    return load(model.named_parameters(), source, options);
+    return load(model.named_parameters(), source, options,
+                [&model](std::string_view name) { return model.saves_transposed(name); });
   }
   LoadReport load(const NamedParameters& names, const StateSource& source,
-                  const LoadOptions& options = {}) {
-    std::shared_ptr<const StateSource> here(std::shared_ptr<void>(), &source);  // not owned
-    return load_from(names, [&] { return here; }, options);
-  }
+                  const LoadOptions& options = {},
+                  const std::function<bool(std::string_view)>& is_transposed = {});
 
  protected:
   // What an update keeps and is told: arrays of f32 state a group, and bytes of scalars.
@@ -243,8 +257,10 @@ class Optimizer {
   // The source is made where it is asked for: on rank 0 alone, where that sends.
   LoadReport load_from(const NamedParameters& names,
                        const std::function<std::shared_ptr<const StateSource>()>& source,
-                       const LoadOptions& options);
+                       const LoadOptions& options,
+                       const std::function<bool(std::string_view)>& is_transposed);
   void update_all(const Tensor& given);  // undefined: always
+  void count_step();
   void count_replays(StepMemory& step);
   static void put(const Tensor& to, const void* scalars, std::size_t bytes);
   static void submit(const char* name, const GroupState& state, const Tensor& scalars,
@@ -259,8 +275,11 @@ class Optimizer {
     std::vector<Own> own;
     std::vector<GroupState> states;
   };
-  void make_states(const Before& before);
-  static std::int64_t lay_out(GroupState& state, const std::vector<Own*>& own);
+  // Whether moments of what was frozen are left.
+  enum class Frozen : std::uint8_t { stays, goes };
+  void follow(Frozen moments);
+  void make_states(const Before& before, Frozen moments);
+  static std::int64_t lay_out(GroupState& state, const std::vector<Own*>& own, Frozen moments);
   bool take_moments(GroupState& state, const std::vector<Own*>& own, std::int64_t numel,
                     const Before& before) const;
   static void keep_moments(const Own& from, const GroupState& held, const Own& to,
@@ -272,9 +291,9 @@ class Optimizer {
   static void expect_steps(const char* what, std::int64_t steps);
 
   std::vector<Own> own_;
-  std::unordered_map<const void*, std::size_t> own_of_;  // a parameter's index there, by its id
+  std::map<const void*, std::size_t> own_of_;  // a parameter's index there, by its id
   double lr_;
-  bool rates_changed_ = false;
+  bool rates_changed_ = false, holds_frozen_ = false;
   bool are_set_ = false;  // all that it trains, not the zeros of their memory
   std::vector<Kind> kinds_;
   std::shared_ptr<UpdateLog> log_;

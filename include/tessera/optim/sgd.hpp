@@ -9,22 +9,22 @@
 
 namespace tessera::optim {
 
-struct SgdOptions {
+struct SGDOptions {
   double lr = 1e-2;
   double momentum = 0;  // 0: no buffer
   double weight_decay = 0;
 };
 
-class Sgd final : public Optimizer {
+class SGD final : public Optimizer {
  public:
   // Throws: ContractError for a value out of range.
-  explicit Sgd(const std::vector<Parameter>& parameters, const SgdOptions& options = {})
+  explicit SGD(const std::vector<Parameter>& parameters, const SGDOptions& options = {})
       : Optimizer(parameters, options.lr, options.weight_decay,
                   {.moments = options.momentum > 0 ? 1 : 0, .names = {"momentum_buffer"}}),
         options_(options) {
     TESSERA_EXPECT(options.lr >= 0 && options.momentum >= 0 && options.momentum < 1 &&
                        options.weight_decay >= 0,
-                   "Sgd: lr ", options.lr, ", momentum ", options.momentum, ", weight_decay ",
+                   "SGD: lr ", options.lr, ", momentum ", options.momentum, ", weight_decay ",
                    options.weight_decay, "; none may be negative, momentum is less than 1");
   }
 
@@ -40,7 +40,11 @@ class Sgd final : public Optimizer {
     launch_update(kernels::UpdateOp::sgd, state, scalars);
   }
 
-  SgdOptions options_;  // but lr, which changes
+  SGDOptions options_;  // but lr, which changes
 };
+
+// As they were called before; they go with the next version.
+using Sgd [[deprecated("use SGD")]] = SGD;
+using SgdOptions [[deprecated("use SGDOptions")]] = SGDOptions;
 
 }  // namespace tessera::optim

@@ -36,10 +36,14 @@ class StateSource {
   virtual bool is_same(std::string_view a, std::string_view b) const = 0;
   // What is wrong with `name` as a source of the rows of `spec`; empty for nothing.
   virtual std::string fault(std::string_view name, const ShardSpec& spec) const = 0;
-  // The rows of `spec`, of what these names hold one below the other; of a dict's one name. Of
-  // matrices that are held transposed where `transposed` says so.
-  virtual Tensor rows(std::span<const std::string> names, const ShardSpec& spec, bool transposed,
-                      DType dtype, const Device& device) const = 0;
+  // Gives `to` the values of the rows of `spec`, of what these names hold one below the other; of a
+  // dict's one name. Of matrices that are held transposed where `transposed` says so.
+  // Throws: DataError for bytes that are not as they were saved; `to` then has some of them.
+  virtual void read(const Tensor& to, std::span<const std::string> names, const ShardSpec& spec,
+                    bool transposed) const = 0;
+  // The same in memory of its own.  Throws: likewise.
+  Tensor rows(std::span<const std::string> names, const ShardSpec& spec, bool transposed,
+              DType dtype, const Device& device) const;
   // Throws the error of a load that this source is at fault for.
   [[noreturn]] virtual void refuse(const std::string& message) const = 0;
 };
@@ -56,8 +60,8 @@ class DictSource final : public StateSource {
   bool is_file() const noexcept override { return false; }
   bool is_same(std::string_view a, std::string_view b) const override;
   std::string fault(std::string_view name, const ShardSpec& spec) const override;
-  Tensor rows(std::span<const std::string> names, const ShardSpec& spec, bool transposed,
-              DType dtype, const Device& device) const override;
+  void read(const Tensor& to, std::span<const std::string> names, const ShardSpec& spec,
+            bool transposed) const override;
   [[noreturn]] void refuse(const std::string& message) const override;
 
  private:
@@ -66,6 +70,9 @@ class DictSource final : public StateSource {
   const StateDict& state_;
 };
 
+// Gives a tensor of this rank's rows their values.
+using FillRows = std::function<void(const Tensor& rows)>;
+
 // What takes values: a parameter, a buffer, a moment, a number.
 struct StateTarget {
   std::vector<std::string> names;  // of what is tied, each
@@ -73,10 +80,14 @@ struct StateTarget {
   ShardSpec spec;
   DType dtype = f32;
   bool is_transposed_in_files = false;
-  std::vector<RowPart> parts_in_files{};           // which may hold these, by their names, instead
-  std::function<Tensor()> held;                    // this rank's rows; throws without memory
-  std::function<void(const Tensor& rows)> assign;  // of this dtype
+  std::vector<RowPart> parts_in_files{};          // which may hold these, by their names, instead
+  std::function<Tensor()> held;                   // this rank's rows; throws without memory
+  std::function<void(const FillRows& f)> change;  // has them filled where they lie
 };
+// A target whose value is read on the host, of tensors that lie where `beside` does.
+StateTarget number_target(std::vector<std::string> names, DType dtype, const Tensor& beside,
+                          const std::function<void(const Tensor& value)>& f);
+
 // Whose targets they are.
 struct StateHolder {
   std::string_view what = "model";

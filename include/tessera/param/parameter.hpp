@@ -61,25 +61,24 @@ class Parameter {
   const ShardSpec& spec() const;
   // In which its values are kept: f32 of what is trained.
   DType dtype() const;
-  // Of a frozen parameter, as the base of adapters: any floating dtype of at most 32 bits. There is
-  // no f32 copy of it: it is gathered as it is, and value() and shard() have this dtype. To be
-  // called before it has memory. Throws: ContractError for one that has, or is trainable, unless
-  // f32.
+  // Stores a frozen parameter, as the base of adapters, in any floating dtype of at most 32 bits.
+  // It is gathered as it is, and value() and shard() have this dtype. Call it before the parameter
+  // has memory. Throws: ContractError for one that has memory, or is trainable, unless f32.
   void set_dtype(DType dtype) const;
-  // How its unit gathers it; null, as it is at first: in the dtype of compute. Before it has
-  // memory; see param/gather_transform.hpp. Without a unit nothing is gathered. Throws:
-  // ContractError for one that has memory, is stored in another dtype than f32 or sharded by
-  // blocks of rows; for a transform without parts; what the transform throws for its shape.
+  // How its unit gathers it; null, as at first: in the dtype of compute. Call it before the
+  // parameter has memory; see param/gather_transform.hpp. Without a unit nothing is gathered.
+  // Throws: ContractError for one that has memory, is stored in another dtype than f32 or sharded
+  // by blocks of rows; for a transform without parts; what the transform throws for its shape.
   void set_gather_transform(std::shared_ptr<const GatherTransform> transform) const;
-  // Its unit shards it raggedly, by blocks of so many rows that no rank cuts (0, as it is at first:
-  // evenly, as FSDP2 does); see ShardSpec. A unit deals on where its last such parameter ended, so
-  // that ranks carry the same within one block. Gathered and reduced by counts, without padding.
-  // Before a unit claims it; any storage dtype. Throws: ContractError for one that has a unit or a
-  // gather transform, and for fewer than 0 rows or more than it has. fully_shard throws where it is
-  // streamed, as tables of a vocabulary are, and with Reshard::to, which keep even parts.
+  // Its unit shards it raggedly, by blocks of so many rows that no rank cuts; see ShardSpec. 0, as
+  // at first: evenly, as FSDP2 does. A unit goes on dealing blocks where its last such parameter
+  // ended, so that ranks carry the same within one block. It is gathered and reduced by counts,
+  // without padding. Call it before a unit claims the parameter. Throws: ContractError for one that
+  // has a unit or a gather transform, and for fewer than 0 rows or more than it has. fully_shard
+  // throws for a streamed one and with Reshard::to, since both keep even parts.
   void set_block_rows(std::int64_t rows) const;
-  // That it stacks the rows of several, or none, as at first; see param/row_parts.hpp. Before
-  // values are set. Throws: ContractError for parts that are not all its rows.
+  // Says that it stacks the rows of several tensors; see param/row_parts.hpp. At first it stacks
+  // none. Call it before values are set. Throws: ContractError for parts that are not all its rows.
   void set_row_parts(std::vector<RowPart> parts) const;
   const std::vector<RowPart>& row_parts() const;
   // Over which ranks its unit shards it; null without one.
@@ -93,15 +92,14 @@ class Parameter {
   // modules that stream it.
   operator Tensor() const { return value(); }
   Tensor value() const;
-  // Calls f(slice [rows.count(), ...], rows) for each slice in turn, by rising rows.begin, where
-  // the parameter is streamed; else once, with all of it, SliceRows::whole. Only modules that
-  // stream a parameter may: they have said so by Module::stream_parameter. `is_read_in_backward`:
-  // see Module. Collective where the parameter is streamed: each slice is gathered and reduced, so
-  // all ranks call it, in one order; a rank that leaves it out fails the step of all of them with a
-  // CommError, even where all call the module. There are slices from the first call of the root or
-  // shard_plan on, and outside of calls too.
-  // Throws: what f throws, after which the step is over for the remaining slices too; ContractError
-  // as value() does, and where f keeps the slice beyond its scope, other than saved for backward.
+  // Calls f(slice [rows.count(), ...], rows) for each slice of a streamed parameter, by rising
+  // rows.begin; else once with all of it, SliceRows::whole. Only modules may call it that have said
+  // so by Module::stream_parameter. `is_read_in_backward`: see Module.
+  //   Collective where the parameter is streamed, since each slice is gathered and reduced. A rank
+  // that leaves it out fails the step of all ranks with a CommError, even where all call the
+  // module. Slices are made by the first call of the root or of shard_plan. Throws: what f throws,
+  // after which the step is over for the remaining slices too; ContractError as value() does, and
+  // where f keeps the slice beyond its scope, other than saved for backward.
   template <class F>
   void for_each_slice(const F& f, bool is_read_in_backward = true) const;
   int slices() const;
@@ -135,16 +133,17 @@ class Parameter {
   void initialize(std::span<const std::uint64_t> keys) const;
 
   bool trainable() const;
-  // A frozen parameter, one that is not trainable, is gathered, never reduced, and has neither
-  // gradient nor moments; the optimizer leaves it alone. May change between steps, on all ranks
-  // alike. What stays trainable keeps its gradient and moments; what is frozen loses its gradient
-  // at once and its moments with the next step. The memory of the gradient goes, and comes, with
-  // the next call of the root, before which a unit that is called by itself for training throws
-  // (without a unit, with the next use of a parameter beside it). Optimizers count
-  // steps for all of their parameters: what is thawed late begins with moments of 0 at that count.
-  // Throws: ContractError inside of a unit's calls for training and of backward, while backward has
-  // kept gradients of the unit unreduced, and from that call of the root where a forward from
-  // before has still to go backward; to thaw what is stored in another dtype than f32.
+  // A frozen parameter is gathered and never reduced. It has neither gradient nor moments, and the
+  // optimizer leaves it alone. This may change between steps, on all ranks alike.
+  //   A parameter that is frozen loses its gradient at once, also one that waits unreduced, and its
+  // moments with the next step of an optimizer. One that is thawed begins with moments of 0 at the
+  // count of steps that its optimizer has. Others keep gradient and moments.
+  //   The next call of the root lays gradients out anew, and reduces what waits of others. Until
+  // then a unit below it that is called by itself for training throws. Without a unit the next use
+  // of a parameter beside it does this.
+  //   Throws: ContractError inside of a unit's calls for training and of backward; for thawing what
+  // is stored in another dtype than f32. That call of the root throws where a forward from before
+  // has still to go backward.
   void set_trainable(bool trainable) const;
   void freeze() const { set_trainable(false); }
 

@@ -40,7 +40,8 @@ enum class StateForm : std::uint8_t {
             // into the same model under other names, which reads what it has written
   full,     // whole tensors, copied; collective over each mesh
 };
-// Who gets whole tensors; the other ranks take part and get an empty dict.
+// Who gets whole tensors; the other ranks take part and get an empty dict. Of rank 0 alone would be
+// what lies in no unit (ShardOptions::ignored): a ContractError where that differs between ranks.
 enum class StateRanks : std::uint8_t { every_rank, rank_0 };
 enum class StateMemory : std::uint8_t {
   device,  // where the model is
@@ -53,6 +54,12 @@ struct StateDictOptions {
   StateMemory memory = StateMemory::device;   // of `sharded` and `full`
 };
 
+// Each name that fits `pattern` as a whole becomes `replacement`. A * stands for any text, dots and
+// none too, and the first of `replacement` for what the first of `pattern` does, and so on; where
+// several would do, the first ones stand for as little as can be.
+struct Rename {
+  std::string pattern, replacement;
+};
 struct LoadOptions {
   // Whether names that are missing or unexpected are an error. A tensor of another shape or kind
   // always is.
@@ -60,8 +67,13 @@ struct LoadOptions {
   // Null: each rank loads what it gives itself. Else rank 0 of this group alone has whole tensors,
   // which it sends one at a time; what other ranks give is not looked at. Collective over the
   // group, in which every rank has a model of the same names and shapes. A model on meta is
-  // materialized on the group's device first (PyTorch: broadcast_from_rank0).
+  // materialized on the group's device first (PyTorch: broadcast_from_rank0). What lies in no unit,
+  // and differs between ranks, is not overwritten: a ContractError names it.
   const RankGroup* from_rank_0 = nullptr;
+  // What the names of a dict or of files become before they are looked up and reported, by one rule
+  // after the other: {{"base.*", "*"}, {"*.attn.*", "*.self_attn.*"}}. A rule that fits no name,
+  // and two names that become one, are a ContractError.
+  std::vector<Rename> rename{};
 };
 struct LoadReport {
   std::vector<std::string> missing;     // names of the model that were not there, and are unchanged

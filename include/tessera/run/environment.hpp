@@ -4,15 +4,17 @@
 //
 // The first *complete* set wins and two sets are never mixed:
 //
+//   Tessera     TESSERA_RANK, TESSERA_WORLD_SIZE and TESSERA_STORE (host:port)
 //   torchrun    RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT
 //   Open MPI    OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK and _LOCAL_SIZE
 //   PMI         PMI_RANK and PMI_SIZE (MPICH and Intel MPI)
 //   Slurm step  SLURM_PROCID and SLURM_STEP_NUM_TASKS
 //   PMIx        PMIX_RANK and PMIX_NAMESPACE
+//   Kubernetes  JOB_COMPLETION_INDEX, WORLD_SIZE and MASTER_ADDR: a pod is a rank
 //   none        one process
 //
-// Slurm comes after the three above it because they run inside its steps, and PMIx last because its
-// environment does not tell the size of the world.
+// Slurm comes after launchers that run inside its steps, and PMIx behind it because its environment
+// does not tell the size of the world.
 #pragma once
 
 #include <cstdint>
@@ -20,13 +22,24 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace tessera {
 
-enum class Launcher : std::uint8_t { none, torchrun, open_mpi, pmi, slurm, pmix };
+enum class Launcher : std::uint8_t {
+  none,
+  torchrun,
+  open_mpi,
+  pmi,
+  slurm,
+  pmix,
+  tessera,
+  kubernetes
+};
 
 constexpr std::string_view name(Launcher launcher) {
-  constexpr std::string_view names[] = {"none", "torchrun", "Open MPI", "PMI", "Slurm", "PMIx"};
+  constexpr std::string_view names[] = {"none",  "torchrun", "Open MPI", "PMI",
+                                        "Slurm", "PMIx",     "Tessera",  "Kubernetes"};
   return names[static_cast<int>(launcher)];
 }
 
@@ -37,7 +50,14 @@ struct LaunchEnvironment {
   int world_size = 1;  // 0 under bare PMIx: MPI_Init knows it
   int local_rank = 0;  // among the ranks of this machine
   int local_size = 1;  // ranks on this machine, 0 where unknown
-  std::string notice;  // a line for the user, empty if there is nothing to say
+  // Where rank 0 can be met: the host's name or address, and the first port. Empty and 0 where the
+  // launcher does not tell; then its own library knows.
+  std::string store_host;
+  int store_port = 0;
+  std::string run_id = "none";     // of the job, the same for each attempt
+  int restart_count = 0;           // may differ between the hosts of a job
+  std::vector<std::string> hosts;  // of a Slurm step; empty elsewhere
+  std::string notice;              // a line for the user, empty if there is nothing to say
 
   // True where peers exist or may exist in other processes.
   bool several_processes() const { return world_size != 1; }
@@ -51,15 +71,13 @@ using EnvironmentLookup = std::function<const char*(const char* variable)>;
 //
 // Throws: DataError, naming the variable and its value, where the chosen set holds a value that is
 // no integer or a rank that is not below its size, and where a set is begun but not complete and no
-// other set is.
+// other set is. RANK without LOCAL_RANK is such a set: some launchers count nodes by it.
 LaunchEnvironment detect(const EnvironmentLookup& lookup);
 
 // The number of ranks in the job: `ranks` threads of one process, or the launcher's processes; 0
 // where only MPI_Init knows.
 //
-// Throws: DataError if `ranks` is given (`--ranks N`) in a launcher's world larger than 1, or if
-// torchrun started more than one process, whose rendezvous does not exist here: mpirun or `--ranks`
-// do the same.
+// Throws: DataError if `ranks` is given (`--ranks N`) in a launcher's world larger than 1.
 int job_size(const LaunchEnvironment& environment, std::optional<int> ranks);
 
 }  // namespace tessera

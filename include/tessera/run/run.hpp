@@ -21,7 +21,8 @@ struct RunOptions {
 };
 
 // Calls `body` once per rank of the job and returns the exit code: 0 done, 2 bad input (DataError),
-// 1 anything else. Of an error that every rank meets, one rank writes the line. With
+// 1 anything else; threads and processes alike, and also where nobody waits for what failed: it
+// closes with World::end. Of an error that every rank meets, one rank writes the line. With
 // TESSERA_CHECK=1 (see run/race_check.hpp), or with a checker in `world`, it closes with a line of
 // what the race checker found; a race makes a 0 a 1.
 int run(const RunOptions& options, const std::function<void(World&)>& body);
@@ -30,7 +31,9 @@ int run(const RunOptions& options, const std::function<void(World&)>& body);
 //
 // The ranks alone: this process's one of the launcher's job, or `ranks` threads; calls `body` once
 // for each that is here. What it throws comes out, nothing is printed.
-// Throws: DataError as job_size; CommError as World::mpi.
+// Processes meet through MPI where mpirun, srun --mpi=pmix or the like has started them and this
+// build has MPI, else by World::processes: torchrun, srun and MPICH's mpiexec, on one machine.
+// Throws: DataError as job_size; what World::mpi and World::processes throw.
 void run_ranks(const LaunchEnvironment& environment, std::optional<int> ranks,
                const WorldOptions& options, const std::function<void(World&)>& body);
 

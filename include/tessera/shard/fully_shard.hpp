@@ -4,17 +4,17 @@
 //   fully_shard(model, {.mesh = mesh});                       // claims what the blocks did not
 //
 // Each call makes a unit: the parameters below the module that no inner call has claimed. Each rank
-// keeps its rows of each; a call of the module gathers the rest, and its end frees them again, so
-// backward gathers once more. What is called last stays gathered through the turn from forward to
-// backward. One step of two blocks on three streams:
+// keeps its rows of them. When the module is called, the unit gathers the other ranks' rows, and
+// when the call ends, it frees them. Backward gathers them once more. The unit that forward calls
+// last stays gathered until backward has used it. One step of two blocks on three streams:
 //
 //   gather   │ g0 │ g1 │ g0 │                            each as soon as its slot is free
 //   compute       │ f0 │ f1 │ loss │ b1     │ b0     │    │ optimizer
 //   reduce                                  │ r1     │ r0 │
 //
-// Every rank calls the same units in the same order, whatever it then does with their results. What
-// only some ranks call, as an expert of their own, stays in a unit that all of them call, and isn't
-// streamed: each slice is a unit.
+// Every rank calls the same units in the same order. What it does with their results is its own
+// affair. A module that only some ranks call, for example an expert, must lie in a unit that all of
+// them call. It must not be streamed, because each slice of a streamed parameter is a unit.
 #pragma once
 
 #include <functional>
@@ -33,20 +33,27 @@ namespace tessera {
 // Whether a unit frees its full parameters after forward and gathers them again in backward.
 class Reshard {
  public:
-  static const Reshard always, never;
-  // As `always`, except for those that backward needs at once: the outermost unit's, and those of a
-  // call that backward comes to before any other slot is taken, as the last block's.
+  static const Reshard always;
+  // Open until backward has ended. Where no backward comes, the next call finds the unit open. It
+  // gathers only if the parameters were written in between.
+  static const Reshard never;
+  // As `always`, except for the units that backward needs at once: the root, and the unit that
+  // forward calls last.
   static const Reshard automatic;
-  // From forward to backward each rank keeps the k-th part of the full parameters, and backward
-  // gathers them from k neighbours, which are on one machine if any ranks are (ZeRO++: hpZ).
-  // `ranks` divides those that shard, and is neither 1 nor all; of a mesh of all ranks.
+  // From forward to backward each rank keeps a k-th of the full parameters, and backward gathers
+  // them from k neighbours (ZeRO++: hpZ). Neighbours are on one machine where that is possible.
+  // `ranks` divides the number of ranks that shard, and is neither 1 nor all of them. The mesh has
+  // all ranks of the world.
   static constexpr Reshard to(int ranks) noexcept { return {Kind::to, ranks}; }
 
   bool operator==(const Reshard&) const = default;
   constexpr bool is_partial() const noexcept { return kind_ == Kind::to; }
   constexpr int ranks() const noexcept { return ranks_; }  // of `to`
   // "always", "to(8)"
-  std::string to_string() const;
+  std::string to_string() const {
+    static constexpr const char* kNames[] = {"automatic", "always", "never"};
+    return is_partial() ? concat("to(", ranks_, ')') : kNames[static_cast<int>(kind_)];
+  }
   friend std::ostream& operator<<(std::ostream& out, Reshard reshard) {
     return out << reshard.to_string();
   }
@@ -73,111 +80,142 @@ struct MixedPrecision {
   std::optional<DType> output{};
   // Whether floating tensors that go into a call become `param`, where it is set.
   bool cast_forward_inputs = true;
+  // Another `param` for one parameter, as f32 for the router of a block in bf16; nothing: as all
+  // (PyTorch: param_dtype_override_fn).
+  //
+  //   .param_override_fn = [&](const Parameter& p) {
+  //     return p == block.router.weight ? std::optional(f32) : std::nullopt; }
+  //
+  // Asked of each parameter that the unit claims. Its module casts what it computes with it. It is
+  // gathered with the others, in its own dtype, and travels packed only in that of `param`.
+  // fully_shard throws where gradients of that dtype can't be reduced in `reduce`.
+  std::function<std::optional<DType>(const Parameter&)> param_override_fn{};
 };
 
-// Where a unit's shards lie with their gradients and the optimizer's moments, and where the step is
-// computed (PyTorch: CPUOffloadPolicy, always pinned).
+// Where a unit's shards, gradients and moments lie, and where the optimizer runs (PyTorch:
+// CPUOffloadPolicy, always pinned).
 //
 //   none   on the device
-//   cpu    on the host beside it (Device::host): a gather casts there and brings a unit's shard to
-//          the device in one copy, a reduction takes a piece's sums back in one. Parameter::shard
-//          and grad, state dicts and clip_grad_norm's norm are tensors of the host, whose
-//          operations run on the stream `offload`. The device keeps slots, activations and a
-//          staging of twice the largest shard and twice the largest piece's. A CPU has both
-//          memories too, so that a plan of either is a plan of both.
+//   cpu    on the host beside the device (Device::host). A gather casts there and copies the unit's
+//          shard to the device at once. A reduction copies the sums of a piece back at once.
+//          Parameter::shard and grad, state dicts and clip_grad_norm's norm are tensors of the
+//          host; their operations run on the stream `offload`. The device keeps slots, activations,
+//          and staging for two of the largest shards and two of the largest pieces. A CPU counts
+// these two memories apart, too, so its plan is a GPU's.
 enum class Offload : std::uint8_t { none, cpu };
 
 struct ShardOptions {
-  // One dimension shards. Of two the first replicates: parameters are sharded over the second, and
-  // gradients, averaged over all ranks, are summed over the first as well (PyTorch: HSDP; with one
-  // rank in the second, DDP).
+  // A mesh of one dimension shards over it. A mesh of two shards over the second and replicates
+  // over the first (PyTorch: HSDP). Gradients are the mean over all ranks. With one rank in the
+  // second dimension this is DDP.
   DeviceMesh mesh;
   MixedPrecision precision = {};
   Reshard reshard_after_forward = Reshard::automatic;
-  // How many gathers backward queues ahead of the unit that it enters, 1 to 64; in forward it only
-  // says how many have slots apart, and so limits how far gathers run ahead.
+  // How many gathers backward queues ahead of the unit that it enters, 1 to 64. In forward it
+  // limits how far gathers run ahead, because only so many have slots of their own beside the open
+  // unit.
   int prefetch_depth = 1;
-  // How much of gradients is being reduced beside what is being written, 1 to 64: so many times the
-  // largest piece of the unit, less a third of one; of a unit that calls others, all its pieces.
+  // How many gradients may wait for the network, 1 to 64. Backward fills a unit's gradients piece
+  // by piece (`piece_bytes`). Before it fills the next one it waits, on the device, until the
+  // queued pieces fit into this limit. 1 needs least memory, and 2 hides a slow network. The exact
+  // limit is n times the unit's largest piece, less a third of one piece. A unit that calls other
+  // units sends all its pieces together, and the limit counts all of them.
   int reductions_in_flight = 1;
-  // Of the root: how many of its forwards, or calls of a unit without it, the host may be ahead of
-  // the device, 1 to 64, so that its memory is bounded however seldom the program reads a value.
-  // Other units take no notice of it, nor of slice_bytes: one set of options serves all of a model.
+  // How many forwards of the root the host may be ahead of the device, 1 to 64. It bounds the
+  // host's memory in a program that seldom reads a value. Only the root's value counts, so one set
+  // of options serves a whole model; slice_bytes is the same.
   int forwards_ahead = 2;
-  // Of the root: the most that one slice of a streamed parameter may have, in bytes of the full
-  // tensor; see nn::Module::stream_parameter. 0: so much that the gradient of a slice is no larger
-  // than the largest piece of any unit. Slices are larger where a table would have more than 256.
+  // The most bytes that one slice of a streamed parameter may have, of the full tensor; see
+  // nn::Module::stream_parameter. 0: the gradient of a slice is at most as large as the largest
+  // piece of any unit. A parameter has at most 256 slices, so a slice of a very large one has more
+  // bytes.
   std::int64_t slice_bytes = 0;
-  // Whether slices wait, too, where a backward reduces nothing (set_requires_gradient_sync): the
-  // whole gradient of a table is there then, on every rank. Otherwise each backward reduces them.
+  // Whether slices wait, too, in a backward that reduces nothing (set_requires_gradient_sync).
+  // Every rank then has the whole gradient of a table. Otherwise each backward reduces the slices.
   bool slices_wait = false;
-  // A unit's gradients are reduced in pieces, each as soon as backward has made it: a parameter
-  // with so many bytes of gradient is one, smaller ones fill one together. A piece should take
-  // several times the latency of a collective.
+  // A unit's gradients are reduced in pieces, each as soon as backward has made it. A parameter
+  // with so many bytes of gradient is a piece, and smaller ones fill a piece together. A piece
+  // should take several times as long as the latency of a collective.
   std::int64_t piece_bytes = std::int64_t{32} << 20;
-  // Chunks of at most so many bytes in f32, of parameters that fill no piece, travel packed: norms
-  // and biases, each of which is a step of the wire otherwise. Two kernels a unit copy them, behind
-  // its gather and before its reduction. None do where these chunks, each aligned to 64 elements in
-  // a reduction, would be more than half of the unit's parameters or gradients, as of a model of a
-  // few KiB. 0: none.
+  // A chunk travels packed if it has at most this many bytes in f32 and its parameter fills no
+  // piece. Norms and biases have such chunks. Unpacked, each would be a message of its own. Two
+  // kernels a unit copy them. A unit packs nothing where such chunks, aligned to 64 elements, would
+  // be more than half of its parameters or gradients. 0: none.
   std::int64_t packed_bytes = 4096;
   // The same for all units of a root.
   Offload offload = Offload::none;
-  // Along which dimension a parameter is sharded; unset, or Shard{}: by rows. A negative dimension
-  // counts from the back. Along another than 0 the ranks have parts of one size, and value(),
-  // shard() and grad() give views with that dimension outermost: products read and write them as
-  // they are, what wants contiguous rows copies. Asked of each parameter that the unit claims.
-  // fully_shard throws where the ranks that shard do not divide the dimension, and for a parameter
-  // with blocks of rows or a gather transform. Such a table is not streamed, and its module reads
-  // it in backward.
+  // Along which dimension a parameter is sharded; unset, or Shard{}: by rows. It is asked of each
+  // parameter that the unit claims. A negative dimension counts from the back. Along another
+  // dimension than 0 all ranks have parts of one size. value(), shard() and grad() are then views
+  // with that dimension outermost; products read them as they are, other operations may copy them.
+  // fully_shard throws where the ranks do not divide the dimension, and for a parameter with blocks
+  // of rows or a gather transform. Such a parameter is not streamed, and backward gathers it.
   std::function<Shard(const Parameter&)> shard_placement_fn{};
-  // Parameters that the unit leaves alone (PyTorch: ignored_params); units around it must, too.
-  // Each rank has them whole and in f32, with its own gradients. Nothing divides or sums these: the
-  // program does, before it clips. An optimizer skips one that this rank has not used, whatever is
-  // written to grad(); to use it, add 0 * p to the loss. materialize, init, optimizers, state dicts
-  // and reset take them as those of a module without units. Not with offload, nor in a model that
-  // has memory.
+  // Parameters that the unit leaves alone (PyTorch: ignored_params). Units around it must ignore
+  // them, too. Each rank has them whole and in f32, with its own gradients. The program divides and
+  // sums these gradients before it clips. An optimizer skips a parameter that this rank has not
+  // used, whatever is written to grad(); to use it, add 0 * p to the loss. materialize, init,
+  // optimizers, state dicts and reset treat them as parameters without units. They do not go with
+  // offload. In a model that has memory already, only parameters that were registered since then
+  // can be ignored. Ranks may have different values of an ignored parameter. Then an operation that
+  // would keep only rank 0's value is an error: save_weights, a load from rank 0, a state dict for
+  // rank 0.
   std::vector<Parameter> ignored{};
 };
 
-// Makes `module` a unit. Call inner modules first; the outermost call makes the root. Values that
-// exist are kept, and an optimizer's moments of them; gradients are not. Throws: ContractError for
-// a module that is a unit already; for a parameter that a unit outside this module shares, that a
-// unit inside ignores and this one does not, or that is to be ignored and lies in a unit; for
-// options that cannot take effect. The root's first call throws, on every rank, where ranks have
-// made other units, given other options or frozen other parameters.
+// Makes `module` a unit. Call it for inner modules first; the outermost call makes the root. Values
+// that exist are kept, and so are an optimizer's moments of them. Gradients are not kept.
+//   A model that has run may grow between steps, on every rank alike. The root's next call takes in
+// units that were made below it, also such that have run as roots of their own. It throws for a
+// parameter that lies in no unit and is not ignored.
+//   Called again for a unit, this takes in the parameters that were registered below its module
+// since, and gives them memory where the unit has some. The unit is made anew on its mesh, with
+// these options. Decisions by shard/runtime_control.hpp are forgotten for this unit.
+//   Throws: ContractError
+//   - for a module that is a unit already and has nothing new;
+//   - where a forward used a unit that changes and its backward has still to come, or where
+//     gradients of such a unit wait unreduced;
+//   - for a parameter that a unit outside this module shares; for one that a unit inside ignores
+//     and this one does not; for one that is to be ignored and lies in a unit;
+//   - for options that cannot take effect.
+// The root's next call throws on every rank where ranks have made different units, given different
+// options or frozen different parameters.
 void fully_shard(nn::Module& module, const ShardOptions& options, Caller at = Caller::current());
 // Makes several modules one unit, of all parameters below them:
 //
 //   fully_shard({&model.norm, &model.head}, {.mesh = mesh});
 //
-// Its modules may be called in any order and at any depth under a root, which the unit itself can't
-// be. The first call gathers, and the unit stays open until all modules have been called, or until
-// the outermost call of the root's units ends; so ranks call the same of them before other units.
-// Backward gathers once for these calls, and reduces once, where it has come back through the
-// first. What is called after that, as a head for each chunk of a loss, is gathered and reduced for
-// itself. A module inside another one of the list belongs to that one. Throws: as above, and
-// ContractError for an empty list, a null pointer, and a module that is there twice.
+// The modules may be called in any order and at any depth under a root. The unit itself cannot be
+// the root. The first call gathers. The unit stays open until all its modules have been called, or
+// until the outermost call of the root's units ends. So all ranks must call the same modules of the
+// list before they call other units. Backward gathers once for these calls, and reduces once, when
+// it has come back through the first. A later call of one module, as of a head for each chunk of a
+// loss, gathers and reduces for itself. A module inside another one of the list belongs to that
+// one.
+//   Throws: as above, and ContractError for an empty list, a null pointer, and a module that is
+// there twice.
 void fully_shard(const std::vector<nn::Module*>& modules, const ShardOptions& options,
                  Caller at = Caller::current());
 
-// In the place of a backward that peers run and this rank leaves out, because its loss is no number
-// or does not reach the model: issues what theirs does, with gradients of zero. Before anything
-// else of the model. Of all forwards that no backward of this rank has covered, or of those that a
-// backward of `loss` would reach. A forward whose graph is gone needs none: the next pass covers
-// it. Of several forwards that peers cover in one pass a rank may cover each in one of its own,
-// from the last to the first, where none before them is gone. With several roots it is the loss
-// that knows the order of their calls. Where peers retain the graph of `loss`, so does this rank,
-// for the backward that follows. Throws: ContractError for a module that is no root, for a tensor
-// without history, and inside of a backward pass; CommError when a peer does something else.
+// Stands in for a backward that peers run and this rank leaves out, because its loss is no number
+// or does not reach the model. It makes the same collectives as theirs, with gradients of zero.
+// Call it before anything else of the model.
+//   With a root it covers all forwards that no backward of this rank has covered. With a loss it
+// covers those that a backward of `loss` would reach; a loss also knows the order in which several
+// roots were called. A forward whose graph is gone needs no call, since the next pass covers it.
+// Where peers cover several forwards in one pass, a rank may cover them one by one, from the last
+// to the first. No graph of an earlier forward may be gone then. Where peers retain the graph of
+// `loss`, this rank does, too.
+//   Throws: ContractError for a module that is no root, for a tensor without history, and inside of
+// a backward pass; CommError when a peer does something else.
 void skip_backward(nn::Module& root);
 void skip_backward(const Tensor& loss, bool retain_graph = false);
 
-// Calls f(name, full tensor) for every parameter below `module`, gathered one at a time from the
-// shards in the dtype that they are stored in, in the same order on every rank. The tensor is lent
-// for the call of f, for reading. Collective over each mesh. Throws: ContractError for a parameter
-// without memory, where optimizers have made other numbers of steps on ranks that shard them, and
-// where the tensor is used later.
+// Calls f(name, full tensor) for every parameter below `module`, in the same order on every rank.
+// Each is gathered from the shards when its turn comes, in the dtype in which it is stored. f may
+// read the tensor until it returns. Collective over each mesh.
+//   Throws: ContractError for a parameter without memory, where optimizers of ranks that share it
+// have made different numbers of steps, and where the tensor is used later.
 void for_each_full_parameter(
     nn::Module& module, const std::function<void(const std::string& name, const Tensor& full)>& f);
 

@@ -12,9 +12,9 @@ namespace tessera {
 struct ShardReset {
   std::string cause;  // why the step failed: the first rank that did, and what it threw
   // Every rank has the parameters and optimizer state of the same update; Optimizer::steps() says
-  // which. False when the step failed while they were updated, or before what was written to them
-  // otherwise had run (Parameter::edit, a load): then they are to be loaded, and a step before that
-  // is a ContractError on every rank.
+  // of which. False when the step failed during the update, or before another write to them had run
+  // (Parameter::edit, a load). They have to be loaded then; a step before that is a ContractError
+  // on every rank.
   bool parameters_are_consistent = true;
 };
 // After a step that failed, on any rank and anywhere in it: makes the next one possible, in this
@@ -31,21 +31,22 @@ struct ShardReset {
 //     }
 //   }
 //
-// The loop asks the optimizer which step is next: a rank that is behind hears of a failure in its
-// peers' step k while it still is in step k - 1, and an update that has not begun is taken back on
-// every rank. What else the program has queued and not waited for may not have run: batches, and
-// state dicts on the device, are made anew, or read by the host before.
+// The loop asks the optimizer which step is next. A rank that is behind hears of a failure in its
+// peers' step k while it is still in step k - 1, and an update that has not begun is taken back on
+// every rank. An update that all ranks have made runs to its end, whatever fails in the step
+// behind. Other work that the program has queued may not have run. So make batches, and state dicts
+// on the device, anew.
 //
-// Does World::recover with `cause`, on every rank of the world, closes all units below `tree`, and
-// drops all their gradients, those of earlier micro-batches too: the step is discarded whole. Kept
-// are parameters and optimizer state as they are, and what each rank has frozen or decided
-// (shard/runtime_control.hpp). A step that does so says it anew when it is made again, since some
-// ranks may have failed before they came to it; where they differ, the next step says so on every
-// rank. `tree` is the root, or where a world has several, a module around all of them: one that is
-// left out must be reset and loaded before it is used again. The number of random draws becomes the
-// largest of all ranks; to repeat a step with dropout bit by bit, put back autograd::random_state()
-// from before it. Throws: ContractError for a module that holds no root, or a part of one, or units
-// of several worlds, and inside of a call; CommError as World::recover.
+// `tree` is the root, or a module around all roots of the world. A root that is left out must be
+// reset and loaded before it is used again. On every rank this calls World::recover with `cause`,
+// closes all units below `tree`, and drops all their gradients, also those of earlier
+// micro-batches. It keeps parameters, optimizer state, and what each rank has frozen or decided
+// (shard/runtime_control.hpp). A step that makes such decisions makes them again, since some ranks
+// may have failed before they came to them. Where ranks then differ, the next step says so on all.
+// The number of random draws becomes the largest of all ranks. To repeat a step with dropout bit by
+// bit, put back autograd::random_state() from before it.
+//   Throws: ContractError for a module that holds no root, or a part of one, or units of several
+// worlds, and inside of a call; CommError as World::recover.
 ShardReset reset(nn::Module& tree, std::string_view cause = {});
 
 }  // namespace tessera

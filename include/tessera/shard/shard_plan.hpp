@@ -24,6 +24,8 @@ struct ShardPlan {
     std::int64_t shard_numel = 0;  // this rank's, padding included
     // Of `numel`, what is stored in another dtype than f32, as a frozen base; each dtype once.
     std::vector<std::pair<DType, std::int64_t>> stored{};
+    // And what MixedPrecision::param_override_fn has gathered in another dtype than `param`.
+    std::vector<std::pair<DType, std::int64_t>> overridden{};
     // And what is sharded by blocks of so many rows and travels by counts; each size once.
     std::vector<std::pair<std::int64_t, std::int64_t>> ragged{};
     // And what is sharded along another dimension than that of rows; each dimension once.

@@ -24,7 +24,7 @@ namespace tessera::raw {
 // --- views: no kernel, the same storage ---
 Tensor permute(const Tensor& x, std::span<const int> order);
 Tensor transpose(const Tensor& x, int dim0, int dim1);
-// Rows begin, begin + step, .. below end of dim.
+// Rows begin, begin + step, .. below end of dim.  Requires: 0 <= begin <= end <= its size.
 Tensor slice(const Tensor& x, int dim, std::int64_t begin, std::int64_t end, std::int64_t step = 1);
 Tensor expand(const Tensor& x, const Shape& shape);  // broadcast, strides 0; -1 keeps x's size
 // Elements whose position along dim1 is `offset` more than along dim0; they become the last

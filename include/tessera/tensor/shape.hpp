@@ -2,17 +2,26 @@
 // broadcasting.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <initializer_list>
 #include <span>
 
-#include "tessera/base/checked.hpp"
 #include "tessera/base/error.hpp"
+#include "tessera/detail/base/checked.hpp"
 
 namespace tessera {
 
 inline constexpr int kMaxDims = 6;
+
+// `d` counted from the front for d >= 0, from the back for d < 0.
+// Throws: ContractError when out of range.
+constexpr int normalize_dim(int d, int ndim) {
+  TESSERA_EXPECT(d >= -ndim && d < ndim, "dimension ", d, " is out of range for ", ndim,
+                 " dimensions");
+  return d < 0 ? d + ndim : d;
+}
 
 // Up to kMaxDims sizes, outermost first. Also used for strides, which count elements.
 class Shape {
@@ -25,22 +34,29 @@ class Shape {
   }
 
   constexpr int ndim() const noexcept { return ndim_; }
-  constexpr std::int64_t operator[](int d) const { return sizes_[static_cast<std::size_t>(d)]; }
-  constexpr std::int64_t& operator[](int d) { return sizes_[static_cast<std::size_t>(d)]; }
+  // Negative ones count from the end: shape[-1] is the last size.
+  // Throws: ContractError when out of range.
+  constexpr std::int64_t operator[](int d) const {
+    return sizes_[static_cast<std::size_t>(normalize_dim(d, ndim_))];
+  }
+  constexpr std::int64_t& operator[](int d) {
+    return sizes_[static_cast<std::size_t>(normalize_dim(d, ndim_))];
+  }
   constexpr const std::int64_t* begin() const noexcept { return sizes_.data(); }
   constexpr const std::int64_t* end() const noexcept { return sizes_.data() + ndim_; }
-  constexpr std::int64_t back() const { return (*this)[ndim_ - 1]; }
+  constexpr std::int64_t back() const { return (*this)[-1]; }
 
   // Throws: ContractError beyond kMaxDims.
   constexpr void push_back(std::int64_t size) {
     TESSERA_EXPECT(ndim_ < kMaxDims, "a tensor has at most ", kMaxDims, " dimensions");
     sizes_[static_cast<std::size_t>(ndim_++)] = size;
   }
-  // This shape without dimension d, and with another size there.  Requires: 0 <= d < ndim().
+  // This shape without dimension d, and with another size there.  Throws: as operator[].
   constexpr Shape without(int d) const {
+    const int dropped = normalize_dim(d, ndim_);
     Shape out;
     for (int i = 0; i < ndim_; ++i)
-      if (i != d) out.push_back((*this)[i]);
+      if (i != dropped) out.push_back((*this)[i]);
     return out;
   }
   constexpr Shape with(int d, std::int64_t size) const {
@@ -60,17 +76,14 @@ class Shape {
   constexpr Shape strides() const {
     Shape out = *this;
     std::int64_t step = 1;
-    for (int d = ndim_ - 1; d >= 0; --d) {
-      out[d] = step;
-      step *= (*this)[d] > 0 ? (*this)[d] : 1;
+    for (auto d = static_cast<std::size_t>(ndim_); d-- > 0;) {
+      out.sizes_[d] = step;
+      step *= sizes_[d] > 0 ? sizes_[d] : 1;
     }
     return out;
   }
   constexpr bool operator==(const Shape& other) const {
-    if (ndim_ != other.ndim_) return false;
-    for (int d = 0; d < ndim_; ++d)
-      if ((*this)[d] != other[d]) return false;
-    return true;
+    return std::equal(begin(), end(), other.begin(), other.end());
   }
 
  private:
@@ -79,14 +92,6 @@ class Shape {
 };
 
 std::ostream& operator<<(std::ostream& out, const Shape& shape);  // [2, 3]
-
-// `d` counted from the front for d >= 0, from the back for d < 0.
-// Throws: ContractError when out of range.
-constexpr int normalize_dim(int d, int ndim) {
-  TESSERA_EXPECT(d >= -ndim && d < ndim, "dimension ", d, " is out of range for ", ndim,
-                 " dimensions");
-  return d < 0 ? d + ndim : d;
-}
 
 // The shape of an elementwise operation, by NumPy's rule.
 // Throws: ContractError naming both shapes.
@@ -102,7 +107,17 @@ constexpr Shape broadcast(const Shape& a, const Shape& b) {
   return out;
 }
 
+// Whether `from` can be expanded to `to`.
+constexpr bool broadcasts_to(const Shape& from, const Shape& to) {
+  const int added = to.ndim() - from.ndim();
+  for (int d = 0; d < from.ndim(); ++d)
+    if (added < 0 || (from[d] != 1 && from[d] != to[added + d])) return false;
+  return true;
+}
+
 static_assert(Shape{2, 3, 4}.numel() == 24 && Shape{2, 3, 4}.strides() == Shape{12, 4, 1});
+static_assert(Shape{2, 3, 4}[-1] == 4 && Shape{2, 3, 4}.without(-2) == Shape{2, 4});
 static_assert(broadcast(Shape{3, 1}, Shape{4}) == Shape{3, 4});
+static_assert(broadcasts_to({1, 3}, {2, 4, 3}) && !broadcasts_to({2, 1, 1}, {4, 3}));
 
 }  // namespace tessera

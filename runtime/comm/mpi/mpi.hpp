@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/comm/mpi/shm.hpp"
+#include "runtime/comm/processes/shm.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/comm/communicator.hpp"
 

@@ -14,7 +14,7 @@
 #include <span>
 #include <vector>
 
-#include "runtime/comm/mpi/shm.hpp"
+#include "runtime/comm/processes/shm.hpp"
 
 namespace tessera::comm {
 

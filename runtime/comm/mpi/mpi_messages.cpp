@@ -11,14 +11,14 @@
 #include <algorithm>
 #include <cstring>
 
-#include "kernels/table.hpp"
+#include "kernels/kernel_table.hpp"
 #include "runtime/comm/agreement.hpp"
-#include "runtime/comm/mpi/host_layout.hpp"
 #include "runtime/comm/mpi/mpi.hpp"
 #include "runtime/comm/mpi/mpi_channel.hpp"
-#include "runtime/comm/mpi/shared_sends.hpp"
+#include "runtime/comm/processes/host_layout.hpp"
+#include "runtime/comm/processes/shared_sends.hpp"
 #include "runtime/comm/pull.hpp"
-#include "tessera/base/checked.hpp"
+#include "tessera/detail/base/checked.hpp"
 
 namespace tessera::comm {
 namespace {
@@ -94,7 +94,8 @@ class MessageCommunicator final : public Communicator {
   void run(const GroupCall& call, Exec& exec) {
     recorder_.started(call.seq, stream());
     if (!layout_.is_alone())
-      stage(Mover(exec), group_.role(group_.rank(), number_).staging, call.items(), rank(), size());
+      stage(ItemMover(exec), group_.role(group_.rank(), number_).staging, call.items(), rank(),
+            size());
     agree(call);
     meet();  // all have come, so it takes no time: what they have staged is seen from here on
     StagingPlan plan(size());
@@ -132,7 +133,7 @@ class MessageCommunicator final : public Communicator {
 
   // The ranks of this host. What they have written before is seen by all afterwards.
   void meet() {
-    if (!layout_.is_alone()) group_.meet(number_, role().c_str());
+    if (!layout_.is_alone()) group_.meet(number_, role().c_str(), 0);
   }
 
   int peer(int step) const { return (rank() + step + size()) % size(); }
@@ -249,8 +250,8 @@ class MessageCommunicator final : public Communicator {
                                    : sends_.send(item.span, static_cast<int>(k), peers[k]));
     const DType wire = wire_dtype(c);
     if (wire == c.dtype)
-      return Mover(item.exec).reduce(result, inputs_.data(), static_cast<int>(peers.size()), count,
-                                     c);
+      return ItemMover(item.exec).reduce(result, inputs_.data(), static_cast<int>(peers.size()),
+                                         count, c);
     for (std::size_t k = 0; k < peers.size(); ++k)
       axpy(result, wire, inputs_[k], c.dtype, k == 0 ? 0 : 1, count, item.exec);
   }
@@ -277,8 +278,8 @@ class MessageCommunicator final : public Communicator {
     const auto count = static_cast<std::int64_t>(parts.bytes(rank()) / size_bytes(c.dtype));
     Collective sum = c;
     sum.dtype = wire;
-    Mover(item.exec).reduce(wire == c.dtype ? result : in(rank(), 0), inputs_.data(), hosts, count,
-                            sum);
+    ItemMover(item.exec).reduce(wire == c.dtype ? result : in(rank(), 0), inputs_.data(), hosts,
+                                count, sum);
     if (wire != c.dtype) axpy(result, c.dtype, in(rank(), 0), wire, 0, count, item.exec);
   }
 

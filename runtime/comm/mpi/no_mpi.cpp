@@ -4,6 +4,8 @@
 
 namespace tessera {
 
+bool World::has_mpi() noexcept { return false; }
+
 World World::mpi(const WorldOptions&) {
   throw CommError(
       "World::mpi: this build has no MPI; apt-get install libopenmpi-dev openmpi-bin and configure "

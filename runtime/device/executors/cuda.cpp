@@ -6,7 +6,7 @@
 //   gather   ───────────────────────────────────────●──│ c                    priority 0
 //
 // Bodies of `offload` run on a thread of the driver's, when the stream of that name comes to them.
-// See device/collective_barrier.hpp for what a collective does.
+// See detail/device/collective_barrier.hpp for what a collective does.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -21,8 +21,8 @@
 #include "runtime/device/testing.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/base/philox.hpp"
-#include "tessera/device/captured_work.hpp"
-#include "tessera/device/driver.hpp"
+#include "tessera/detail/device/captured_work.hpp"
+#include "tessera/detail/device/driver.hpp"
 
 namespace tessera {
 namespace {
@@ -236,10 +236,10 @@ class CudaExecutor final : public Executor {
     return native;
   }
 
-  // See device/collective_barrier.hpp. A peer's event is waited for after the barrier that follows
-  // its record, and recorded again only after the next one: what is waited for is always recorded.
-  // A rank that fails in the run phase still marks its end, and waits for its peers': they may be
-  // reading its bytes.
+  // See detail/device/collective_barrier.hpp. A peer's event is waited for after the barrier that
+  // follows its record, and recorded again only after the next one: what is waited for is always
+  // recorded. A rank that fails in the run phase still marks its end, and waits for its peers':
+  // they may be reading its bytes.
   void run_together(const Operation& operation, void* native) {
     try {
       CollectiveBarrier& barrier = *operation.barrier;

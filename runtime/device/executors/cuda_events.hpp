@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "tessera/base/error.hpp"
-#include "tessera/device/driver.hpp"
+#include "tessera/detail/device/driver.hpp"
 #include "tessera/device/event.hpp"
 
 namespace tessera {

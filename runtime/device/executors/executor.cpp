@@ -13,14 +13,16 @@ std::string_view name(ExecutorKind kind) {
       return "threaded";
     case ExecutorKind::inlined:
       return "inline";
-    case ExecutorKind::shuffled:
-      return "shuffled";
     case ExecutorKind::cuda:
       return "cuda";
     case ExecutorKind::virtual_:
       break;
   }
   return "virtual";
+}
+
+std::string_view name(const ExecutorChoice& choice) {
+  return choice.make ? choice.own_name : name(choice.kind);
 }
 
 double Executor::host_seconds() const {
@@ -32,18 +34,16 @@ std::unique_ptr<Executor> make_executor(const ExecutorOptions& options,
   TESSERA_EXPECT(options.rank >= 0, "make_executor: rank ", options.rank, " is negative");
   TESSERA_EXPECT(options.threads >= 1, "make_executor: ", options.threads,
                  " threads per rank; give at least 1");
-  if (options.maker) return options.maker(options, observers);
-  TESSERA_EXPECT(options.kind == ExecutorKind::virtual_ ||
+  if (options.executor.make) return options.executor.make(options, observers);
+  TESSERA_EXPECT(options.executor == ExecutorKind::virtual_ ||
                      (options.cost == CostModel{} && !options.run_bodies),
-                 "make_executor: a cost model or run_bodies for '", name(options.kind),
+                 "make_executor: a cost model or run_bodies for '", name(options.executor),
                  "', where operations take the time they take; they are for 'virtual'");
-  switch (options.kind) {
+  switch (options.executor.kind) {
     case ExecutorKind::threaded:
       return make_threaded(options, observers);
     case ExecutorKind::inlined:
       return make_inline(options, observers);
-    case ExecutorKind::shuffled:
-      return make_shuffled(options, observers);
     case ExecutorKind::cuda:
       TESSERA_EXPECT(options.driver != nullptr,
                      "make_executor: 'cuda' has no driver; make the device with Device::cuda");

@@ -3,14 +3,13 @@
 
 #include <memory>
 
-#include "runtime/device/tell.hpp"
+#include "runtime/device/tell_observers.hpp"
 #include "tessera/device/executor.hpp"
 
 namespace tessera {
 
 std::unique_ptr<Executor> make_threaded(const ExecutorOptions& options, const Observers& observers);
 std::unique_ptr<Executor> make_inline(const ExecutorOptions& options, const Observers& observers);
-std::unique_ptr<Executor> make_shuffled(const ExecutorOptions& options, const Observers& observers);
 std::unique_ptr<Executor> make_cuda(const ExecutorOptions& options, const Observers& observers);
 std::unique_ptr<Executor> make_virtual(const ExecutorOptions& options, const Observers& observers);
 

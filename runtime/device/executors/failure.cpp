@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "tessera/base/error.hpp"
-#include "tessera/base/text.hpp"
+#include "tessera/detail/base/text.hpp"
 
 namespace tessera {
 
@@ -28,12 +28,23 @@ void Failure::lose(StreamId stream, Tick tick, bool has_failed) {
     least = least == 0 ? tick : std::min(least, tick);
   };
   const std::lock_guard lock(mutex_);
+  reached_[index(stream)].store(true, std::memory_order_release);
+  if (tick == 0) return;
   keep_least(lost_.first[stream]);  // a GPU's `offload` is told of by two threads, in any order
   if (has_failed) keep_least(lost_.failed[stream]);
 }
 
+void Failure::follow(StreamId stream, const Clock& clock) {
+  if (!happened() || reaches(stream)) return;
+  const std::lock_guard lock(mutex_);
+  for (const StreamId s : kStreams)
+    if (lost_.first[s] > 0 && clock[s] >= lost_.first[s])
+      reached_[index(stream)].store(true, std::memory_order_release);
+}
+
 Lost Failure::forget() {
   const std::lock_guard lock(mutex_);
+  for (auto& reached : reached_) reached.store(false, std::memory_order_release);
   error_ = nullptr;
   reason_.clear();
   happened_.store(false, std::memory_order_release);

@@ -13,10 +13,16 @@ class InlineExecutor final : public Executor {
   void submit(StreamId stream, Tick tick, const Op& op, const Body& body,
               CollectiveBarrier* barrier) override {
     report_.launched(stream, tick, op, barrier);
+    // One thread runs all streams: what comes behind a failure on another one would keep it from
+    // telling peers, who wait for what is lost.
+    runner_.reach(stream);
     runner_.run({op.name, tick, stream, barrier, &body});
   }
   void record(Event& event) override { report_.recorded(event); }
-  void wait(StreamId stream, const Event& event) override { report_.waited(stream, event); }
+  void wait(StreamId stream, const Event& event) override {
+    report_.waited(stream, event);
+    runner_.follow(stream, event.clock);
+  }
   void block(const Event& event) override {
     report_.blocked(event);
     runner_.failure().rethrow();

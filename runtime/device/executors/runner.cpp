@@ -3,10 +3,10 @@
 #include <utility>
 
 #include "runtime/base/wait.hpp"
-#include "runtime/device/tell.hpp"
+#include "runtime/device/tell_observers.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/base/log.hpp"
-#include "tessera/base/text.hpp"
+#include "tessera/detail/base/text.hpp"
 
 namespace tessera {
 
@@ -27,13 +27,10 @@ Runner::~Runner() {
   workers_.reset();
 }
 
-void Runner::call(const Operation& operation, Exec::Phase phase, StreamFiber* fiber) {
+void Runner::call(const Operation& operation, Exec::Phase phase) {
   Exec exec = execs_[index(operation.stream)];
   exec.phase = phase;
-  if (fiber)
-    fiber->run(operation.tick, *operation.body, exec);
-  else
-    operation.body->invoke(operation.body->bytes, exec);
+  operation.body->invoke(operation.body->bytes, exec);
   if (exec.error)
     throw DeviceError(concat("'", operation.name, "' on stream ", name(operation.stream),
                              " was refused: ", exec.error));
@@ -51,7 +48,7 @@ void Runner::keep_failure(const Operation& operation, const F& f) {
 }
 
 void Runner::run(const Operation& operation) {
-  if (failure_.happened()) return skip(operation);
+  if (failure_.reaches(operation.stream)) return skip(operation);
   keep_failure(operation, [&] {
     tell_started(operation);
     if (operation.barrier == nullptr)
@@ -74,12 +71,12 @@ void Runner::begin(const Operation& operation) {
   if (!observers_.empty()) keep_failure(operation, [&] { tell_started(operation); });
 }
 
-void Runner::invoke(const Operation& operation, Exec::Phase phase, StreamFiber* fiber) {
-  if (!failure_.happened()) keep_failure(operation, [&] { call(operation, phase, fiber); });
+void Runner::invoke(const Operation& operation, Exec::Phase phase) {
+  if (!failure_.reaches(operation.stream)) keep_failure(operation, [&] { call(operation, phase); });
 }
 
 void Runner::end(const Operation& operation) {
-  if (!observers_.empty() && !failure_.happened())
+  if (!observers_.empty() && !failure_.reaches(operation.stream))
     keep_failure(operation, [&] { tell_finished(operation); });
 }
 
@@ -97,13 +94,13 @@ void Runner::tell_finished(const Operation& operation) const {
 
 void Runner::fail(const Operation& operation, std::exception_ptr error) {
   failure_.keep(std::move(error), rank_, operation.stream, operation.name);
-  if (operation.tick > 0) failure_.lose(operation.stream, operation.tick, true);
-  if (operation.barrier != nullptr) operation.barrier->abort_signal().abort(failure_.reason());
+  failure_.lose(operation.stream, operation.tick, true);
+  if (operation.barrier != nullptr) operation.barrier->give_up(failure_.reason());
 }
 
 void Runner::skip(const Operation& operation) {
   failure_.lose(operation.stream, operation.tick, false);
-  if (operation.barrier != nullptr) operation.barrier->abort_signal().abort(failure_.reason());
+  if (operation.barrier != nullptr) operation.barrier->give_up(failure_.reason());
 }
 
 }  // namespace tessera

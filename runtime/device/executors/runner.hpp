@@ -7,7 +7,6 @@
 #include <memory>
 
 #include "runtime/device/executors/failure.hpp"
-#include "runtime/device/executors/fiber.hpp"
 #include "tessera/device/executor.hpp"
 #include "tessera/device/workers.hpp"
 
@@ -23,8 +22,8 @@ struct Operation {
   const Body* body = nullptr;
 };
 
-// Runs bodies for one device. After a failure it runs none any more, and aborts the barriers that
-// come up so that no peer waits for this rank.
+// Runs bodies for one device. After a failure it runs none that comes after it, on its stream or by
+// an event, and gives up the barriers that come up there so that no peer waits for this rank.
 class Runner {
  public:
   Runner(const ExecutorOptions& options, const Observers& observers);
@@ -38,7 +37,7 @@ class Runner {
 
   // The pieces, for an executor that goes through the barrier itself. Each keeps what is thrown.
   void begin(const Operation& operation);
-  void invoke(const Operation& operation, Exec::Phase phase, StreamFiber* fiber = nullptr);
+  void invoke(const Operation& operation, Exec::Phase phase);
   void end(const Operation& operation);
   // Keeps `error` as the failure of `operation`, and aborts its barrier.
   void fail(const Operation& operation, std::exception_ptr error);
@@ -50,6 +49,13 @@ class Runner {
   // What bodies on `stream` see beside the rank and the phase: the native stream, its workspace.
   Exec& exec_on(StreamId stream) { return execs_[index(stream)]; }
 
+  // A stream has waited for an event of this clock.
+  void follow(StreamId stream, const Clock& clock) { failure_.follow(stream, clock); }
+
+  // What the stream comes to next is lost, if anything has failed.
+  void reach(StreamId stream) {
+    if (failure_.happened()) failure_.lose(stream, 0, false);
+  }
   const Failure& failure() const noexcept { return failure_; }
   // See Executor::recover.
   Lost recover() { return failure_.forget(); }
@@ -62,7 +68,7 @@ class Runner {
   void tell_started(const Operation& operation) const;
   void tell_finished(const Operation& operation) const;
   void run_collective(const Operation& operation);
-  void call(const Operation& operation, Exec::Phase phase, StreamFiber* fiber = nullptr);
+  void call(const Operation& operation, Exec::Phase phase);
 
   int rank_;
   const Observers& observers_;

@@ -59,8 +59,9 @@ struct Progress {
 // One stream's ring and thread. Threads: `push` on the host only.
 class Worker {
  public:
-  Worker(Runner& runner, Progress& progress)
+  Worker(Runner& runner, Progress& progress, StreamId stream)
       : runner_(runner),
+        stream_(stream),
         progress_(progress),
         ring_(new QueueItem[kCapacity]),
         thread_([this] { drain(); }) {}
@@ -113,6 +114,11 @@ class Worker {
   void wait(const QueueItem& item) {
     Clock clock;
     std::memcpy(&clock, item.body.bytes, sizeof(clock));
+    wait_for(clock);
+    runner_.follow(stream_, clock);
+  }
+
+  void wait_for(const Clock& clock) {
     if (progress_.covers(clock)) return;
     const auto start = std::chrono::steady_clock::now();
     progress_.wait_for(clock);
@@ -122,6 +128,7 @@ class Worker {
   }
 
   Runner& runner_;
+  const StreamId stream_;
   Progress& progress_;
   const std::unique_ptr<QueueItem[]> ring_;
   std::uint64_t pushed_ = 0, consumed_seen_ = 0;  // the host's
@@ -176,7 +183,7 @@ class ThreadedExecutor final : public Executor {
   Worker& worker(StreamId stream) {
     auto& worker = workers_[index(stream)];
     if (!worker) [[unlikely]]
-      worker = std::make_unique<Worker>(runner_, progress_);
+      worker = std::make_unique<Worker>(runner_, progress_, stream);
     return *worker;
   }
 

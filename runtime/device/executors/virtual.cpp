@@ -16,7 +16,7 @@
 #include "runtime/device/executors/executors.hpp"
 #include "runtime/device/executors/runner.hpp"
 #include "tessera/base/error.hpp"
-#include "tessera/device/machine.hpp"
+#include "tessera/detail/device/machine.hpp"
 
 namespace tessera {
 namespace {
@@ -88,6 +88,7 @@ class VirtualExecutor final : public Executor {
 
   void wait(StreamId stream, const Event& event) override {
     report_.waited(stream, event);
+    runner_.follow(stream, event.clock);
     Timeline& line = lines_[index(stream)];
     const double reached = std::max(line.now, host_);
     line.now = std::max(reached, end_of(event.clock));

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "runtime/device/observe/shadow.hpp"
-#include "tessera/device/collective_barrier.hpp"
+#include "tessera/detail/device/collective_barrier.hpp"
 #include "tessera/device/observer.hpp"
 
 namespace tessera::shadow {

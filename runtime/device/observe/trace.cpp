@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "tessera/base/error.hpp"
-#include "tessera/base/json.hpp"
+#include "tessera/detail/base/json.hpp"
 #include "tessera/device/device_context.hpp"
 
 namespace tessera {

@@ -214,15 +214,19 @@ TESSERA_CASE("cross_entropy", "losses over a vocabulary from those over its part
          {std::pair<std::int64_t, std::int64_t>{1, 1}, {300, 1}, {257, 6}, {19, 70}}) {
       Operand &losses = c.input(dtype, parts * rows, -8, 8),
               &lses = c.input(dtype, parts * rows, -8, 8), &loss = c.output(dtype, rows),
-              &lse = c.output(dtype, rows);
+              &lse = c.output(dtype, rows),
+              &targets = c.input(rows == 19 ? i32 : i64, rows, kIgnored, kIgnored + 3);
       c.compute([&](const Kernels& k, Side side, Exec& exec) {
         k.cross_entropy_of_parts({.loss = loss.at(side),
                                   .lse = lse.at(side),
                                   .losses = losses.at(side),
                                   .lses = lses.at(side),
+                                  .targets = targets.at(side),
                                   .rows = rows,
                                   .parts = parts,
-                                  .dtype = dtype},
+                                  .ignore_index = kIgnored,
+                                  .dtype = dtype,
+                                  .target_dtype = targets.dtype()},
                                  exec);
       });
       in_compute_type(dtype, [&]<class C>(C) {
@@ -240,11 +244,36 @@ TESSERA_CASE("cross_entropy", "losses over a vocabulary from those over its part
           }
           const B whole = B::given(top) + log(total.get());
           near(c, lse, r, whole);
-          near(c, loss, r, whole + rest);
+          near(c, loss, r, targets.get(r) == kIgnored ? B(0) : whole + rest);
         }
       });
       c.next();
     }
+}
+
+TESSERA_CASE("cross_entropy", "how many targets have a loss") {
+  for (const DType dtype : {f32, f64})
+    for (const DType target_dtype : {i32, i64})
+      for (const std::int64_t rows : {0, 1, 5, 1023, 40000})
+        for (const int most : {kIgnored, kIgnored + 2}) {  // all are ignored, and a third
+          Operand &targets = c.input(target_dtype, rows, kIgnored, most),
+                  &count = c.output(dtype, 1);
+          const std::int32_t least = rows % 2 == 0 ? 0 : 1;
+          c.compute([&](const Kernels& k, Side side, Exec& exec) {
+            k.count_targets({.count = count.at(side),
+                             .targets = targets.at(side),
+                             .rows = rows,
+                             .ignore_index = kIgnored,
+                             .least = least,
+                             .dtype = dtype,
+                             .target_dtype = target_dtype},
+                            exec);
+          });
+          double expected = 0;
+          for (std::int64_t r = 0; r < rows; ++r) expected += targets.get(r) != kIgnored;
+          c.near(count, 0, std::max<double>(expected, least), 0);
+          c.next();
+        }
 }
 
 // Rows of 117 KiB or more have wider blocks on a GPU; of those of 234, a block of an A100 and of an

@@ -3,64 +3,10 @@
 #include "kernels/formulas.hpp"
 #include "tests/kernels/bounded.hpp"
 #include "tests/kernels/strided.hpp"
+#include "tests/kernels/unary_reference.hpp"
 
 namespace kernel_test {
 namespace {
-
-double unary_in_f64(UnaryOp op, double x) {
-  const double infinity = std::numeric_limits<double>::infinity();
-  switch (op) {
-    case UnaryOp::neg:
-      return -x;
-    case UnaryOp::exp:
-      return std::exp(x);
-    case UnaryOp::log:
-      return std::log(x);
-    case UnaryOp::sqrt:
-      return std::sqrt(x);
-    case UnaryOp::rsqrt:
-      return 1 / std::sqrt(x);
-    case UnaryOp::tanh:
-      return std::tanh(x);
-    case UnaryOp::relu:
-      return x < 0 ? 0 : x;
-    case UnaryOp::gelu:
-      return gelu_of(x);
-    case UnaryOp::silu:
-      return x * (1 / (1 + std::exp(-x)));
-    case UnaryOp::abs:
-      return std::abs(x);
-    case UnaryOp::sigmoid:
-      return 1 / (1 + std::exp(-x));
-    case UnaryOp::sin:
-      return std::sin(x);
-    case UnaryOp::cos:
-      return std::cos(x);
-    case UnaryOp::erf:
-      return std::erf(x);
-    case UnaryOp::log1p:
-      return std::log1p(x);
-    case UnaryOp::expm1:
-      return std::expm1(x);
-    case UnaryOp::softplus:
-      return x > 30 ? x + std::exp(-x) : std::log1p(std::exp(x));
-    case UnaryOp::gelu_exact:
-      return x * (0.5 + 0.5 * std::erf(x * std::sqrt(0.5)));
-    case UnaryOp::floor:
-      return std::floor(x);
-    case UnaryOp::round:
-      return std::nearbyint(x);
-    case UnaryOp::sign:
-      return static_cast<double>((x > 0) - (x < 0));
-    case UnaryOp::logical_not:
-      return x == 0;
-    case UnaryOp::isfinite:
-      return std::abs(x) < infinity;
-    case UnaryOp::copy:
-      return x;
-  }
-  return std::numeric_limits<double>::quiet_NaN();
-}
 
 void near_unary(Case& c, const Operand& y, std::int64_t i, UnaryOp op, double x) {
   if (!is_floating(y.dtype())) return c.near(y, i, unary_in_f64(op, x), 0);

@@ -167,6 +167,7 @@ TESSERA_CASE("embedding", "where the parts of slices have the rows of a table") 
                   .part_rows = cut.part_rows,
                   .slices = cut.slices,
                   .parts = cut.parts,
+                  .ignored = -1,
                   .id_dtype = id_dtype},
                  exec);
       });
@@ -186,7 +187,8 @@ TESSERA_CASE("embedding", "where the parts of slices have the rows of a table") 
             const auto found = rows.find(id);
             const bool is_here = found != rows.end() && found->second / cut.part_rows == part;
             c.near(out, (slice * cut.parts + part) * count + i,
-                   !is_id     ? -2
+                   id == -1   ? -1
+                   : !is_id   ? -2
                    : !is_here ? -1
                               : static_cast<double>(found->second % cut.part_rows),
                    0);

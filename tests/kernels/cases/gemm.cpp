@@ -2,7 +2,7 @@
 #include <array>
 
 #include "kernels/formulas.hpp"
-#include "tessera/base/checked.hpp"
+#include "tessera/detail/base/checked.hpp"
 #include "tests/kernels/bounded.hpp"
 #include "tests/kernels/strided.hpp"
 

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <limits>
 
-#include "kernels/updates.hpp"
+#include "tessera/kernels/update_formulas.hpp"
 #include "tests/kernels/bounded.hpp"
 
 namespace kernel_test {

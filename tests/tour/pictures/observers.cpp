@@ -125,8 +125,7 @@ std::string streams_and_observers() {
       program.drawn +
       "\nA clock is two ticks here, of compute and of gather. The second wait is free: the clock "
       "covers it.\n\nWho runs a body:\n";
-  for (const auto kind : {ExecutorKind::threaded, ExecutorKind::inlined, ExecutorKind::shuffled,
-                          ExecutorKind::virtual_})
+  for (const auto kind : {ExecutorKind::threaded, ExecutorKind::inlined, ExecutorKind::virtual_})
     text += concat("  ", padded(std::string(name(kind)), 12), who_runs(kind), '\n');
   return text;
 }

@@ -86,6 +86,11 @@ std::string worlds() {
   WorldOptions messages = options;
   messages.transport = Transport::messages;
   const World processes = World::mpi(options), senders = World::mpi(messages);
+  const World joined = World::processes(
+      {.rank = processes.rank(),
+       .size = processes.size(),
+       .run_id = concat("pictures ", processes.max(static_cast<double>(getpid())))},
+      options);
   std::string text;
   run_local(2, options, [&](World& world) {
     const std::string drawn = describe(world, "run_local(2, ...)");
@@ -93,6 +98,7 @@ std::string worlds() {
   });
   text += describe(processes, "World::mpi(), under mpirun -n 2");
   text += describe(senders, "World::mpi({.transport = messages})");
+  text += describe(joined, "World::processes({...}), of 2");
   text += describe(World::emulated(3, 8, options), "World::emulated(3, 8)");
   text += describe(World::single(options), "World::single()");
   return processes.rank() == 0 ? text : "";

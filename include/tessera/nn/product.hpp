@@ -1,0 +1,98 @@
+// The product of a linear layer, and what the layer's neighbours do within it.
+//
+//   norm, SwiGLU ─ x                 written as the product reads it: input_form
+//   x W^T + b                        in the weight's dtype; in 8-bit floats; slice by slice
+//   x W^T + b ─ GELU ─ the next x    gelu
+//   residual + x W^T + b             add_to
+//   x W^T + b ─ cross-entropy        cross_entropy, of as many columns and rows as fit
+//
+// Blocks and models hand all of this on and look into none of it. A linear layer of your own has a
+// product as nn::Linear has one, and is then used as that is.
+#pragma once
+
+#include <optional>
+
+#include "tessera/autograd/fp8.hpp"
+#include "tessera/autograd/ops.hpp"
+#include "tessera/nn/module.hpp"
+
+namespace tessera {
+
+// So that hooks see both.
+template <class F>
+void for_each_tensor(Activated& x, const F& f) {
+  f(x.before);
+  f(x.value);
+}
+
+}  // namespace tessera
+
+namespace tessera::nn {
+
+// In its scope on this thread, products that read one input make its form once.
+using SharedInput = SharedFp8Input;
+
+// Of projections that read one input, as those to queries, keys and values: a parameter each, or
+// one that stacks their rows. Then there are fewer and wider products, forward and backward. Files
+// and initial values are the same; the names of parameters, state dicts and what can be frozen
+// alone are not. See param/row_parts.hpp.
+enum class Projections : std::uint8_t { separate, fused };
+
+class Product {
+ public:
+  // Of `layer`, which has registered weight [out, in] and bias [out], undefined for none, and keeps
+  // all three where they are.
+  Product(Module& layer, const Parameter& weight, const Parameter& bias) noexcept
+      : layer_(layer), weight_(weight), bias_(bias) {}
+  Product(const Product&) = delete;
+  Product& operator=(const Product&) = delete;
+
+  // --- calls of the layer ---
+  // x [..., in] of the weight's dtype -> x W^T + b: [..., out].
+  Tensor operator()(const Tensor& x, Caller at = Caller::current());
+  // The same with its GELU, in one product, for the layer that follows.
+  Activated gelu(const Tensor& x, Caller at = Caller::current());
+  Tensor operator()(const Activated& x, Caller at = Caller::current());
+  // residual [..., out] + the layer of x, as `+` adds, which broadcasts; in one product where the
+  // layer's is one, nobody looks at what the layer alone gives, and shapes are equal.
+  Tensor add_to(const Tensor& residual, const Tensor& x, Caller at = Caller::current());
+  Tensor add_to(const Tensor& residual, const Activated& x, Caller at = Caller::current());
+  // The mean cross-entropy of the layer's outputs with targets [N], in nats, without ever having
+  // them all: at most `most_logits`, or 256 columns of one row. They are made once more in
+  // backward. With `order.gradient` they are made once, see linear_cross_entropy, and of a weight
+  // that is there in several slices all of them are kept.
+  Tensor cross_entropy(const Tensor& x, const Tensor& targets, std::int64_t most_logits,
+                       const LossOrder& order = {}, Caller at = Caller::current());
+
+  // In which form the layer before may write what this one reads, and write nothing else (see
+  // SharedInput): values where somebody looks at this layer's input, and where the weight is
+  // frozen, which would need one form of it alone. It knows nothing of modules around the layer:
+  // what passes x on asks is_hooked() of itself, too.
+  InputForm input_form() const;
+
+  // From the next call on, products in 8-bit floats, or none; of all layers of a model: nn/fp8.hpp.
+  // Throws: ContractError for a streamed weight and for sizes that 16 does not divide.
+  void set_fp8(std::optional<Fp8Recipe> recipe);
+  const std::optional<Fp8Recipe>& fp8() const noexcept { return fp8_; }
+
+  const Parameter& weight() const noexcept { return weight_; }
+
+ private:
+  Tensor multiply(const Tensor& x) const;
+  Tensor bias() const { return bias_.defined() ? bias_.value() : Tensor(); }
+  bool adds_to(const Tensor& residual, const Tensor& x) const;
+
+  Module& layer_;
+  const Parameter& weight_;
+  const Parameter& bias_;
+  std::optional<Fp8Recipe> fp8_;
+};
+
+// The form that all of them take, or values.
+template <class... Products>
+InputForm common_form(const Product& first, const Products&... others) {
+  const InputForm form = first.input_form();
+  return ((others.input_form() == form) && ...) ? form : InputForm();
+}
+
+}  // namespace tessera::nn

@@ -1,0 +1,108 @@
+// What the parts of a checkpoint are made of: a model's tensors, an optimizer's, a program's own.
+#include <algorithm>
+#include <utility>
+
+#include "runtime/distributed/gatherer.hpp"
+#include "tessera/base/error.hpp"
+#include "tessera/checkpoint/checkpoint.hpp"
+#include "tessera/checkpoint/model.hpp"
+#include "tessera/comm/mesh.hpp"
+#include "tessera/tensor/ops.hpp"
+
+namespace tessera::checkpoint {
+namespace {
+
+PartTensor tensor_of(const nn::Module& model, const std::string& name, const Parameter& parameter,
+                     StateTensor state, const World& world, std::string_view prefix,
+                     std::string_view suffix) {
+  PartTensor tensor{.is_transposed = model.saves_transposed(name), .state = std::move(state)};
+  for (const auto& [part, rows] : named_row_parts(name, parameter))
+    tensor.names.push_back({concat(prefix, part, suffix), rows});
+  if (const auto mesh = parameter.mesh()) {
+    tensor.copies = mesh->replicas();
+    tensor.copy = mesh->replicate_group() ? mesh->replicate_group()->rank() : 0;
+  } else {
+    tensor.copies = world.size();
+    tensor.copy = world.rank();
+  }
+  return tensor;
+}
+
+void add_buffers(Part& part, const nn::Module& model, const World& world) {
+  if (world.rank() != 0) return;
+  for (const auto& [name, buffer] : model.named_buffers(nn::Persistent::yes)) {
+    const Tensor value = buffer.value();
+    part.tensors.push_back(
+        {.names = {{name, value.shape().ndim() > 0 ? value.shape()[0] : 1}}, .state = value});
+  }
+}
+
+}  // namespace
+
+Part part(const nn::Module& model, const World& world) {
+  Part part{.name = "model"};
+  for (const auto& [name, parameter] : model.named_parameters())
+    part.tensors.push_back(
+        tensor_of(model, name, parameter,
+                  {parameter.shard(), parameter.spec(), parameter.mesh(), updates_of(parameter)},
+                  world, "", ""));
+  add_buffers(part, model, world);
+  return part;
+}
+
+Part part(optim::Optimizer& optimizer, const nn::Module& model, const World& world) {
+  Part part{.name = "optimizer", .prefix = "state."};
+  const NamedParameters named = model.named_parameters();
+  const StateDict state = optimizer.state_dict(named, {.form = StateForm::view});
+  const auto steps = static_cast<float>(optimizer.steps());
+  for (const auto& [name, entry] : state) {
+    const auto own = std::ranges::find_if(named, [&](const auto& p) {
+      return name.size() > p.first.size() && name.starts_with(p.first) &&
+             name.find('.', p.first.size() + 1) == name.npos && name[p.first.size()] == '.';
+    });
+    const bool is_integer = entry.values.dtype() == i64;
+    if (is_integer || entry.values.dtype() == f64) {
+      const double value = entry.values.item(0.0);  // a plan has none
+      const auto keep = [&](const std::string& under) {
+        is_integer ? part.scalars.emplace(under, static_cast<std::int64_t>(value))
+                   : part.scalars.emplace(under, value);
+      };
+      if (own == named.end())
+        keep(name);
+      else
+        for (const auto& [of, rows] : named_row_parts(own->first, own->second))
+          keep(of + name.substr(own->first.size()));
+    } else {
+      part.tensors.push_back(tensor_of(model, own->first, own->second, entry, world, part.prefix,
+                                       name.substr(own->first.size())));
+    }
+  }
+  if (world.rank() != 0) return part;
+  for (const Parameter& parameter : optimizer.parameters()) {
+    const auto own = std::ranges::find(named, parameter, &NamedParameters::value_type::second);
+    for (const auto& [name, rows] : named_row_parts(own->first, parameter))
+      part.tensors.push_back(
+          {.names = {{concat(part.prefix, name, ".step"), 1}},
+           .state = StateTensor(Tensor::from(std::vector{steps}, {}, world.device()))});
+  }
+  return part;
+}
+
+Part part(std::string name, const StateDict& state, const World& world) {
+  Part part{.name = std::move(name)};
+  for (const auto& [of, entry] : state) {
+    PartTensor tensor{.names = {{of, entry.spec.shape.ndim() > 0 ? entry.spec.shape[0] : 1}},
+                      .state = entry};
+    if (entry.mesh) {
+      tensor.copies = entry.mesh->replicas();
+      tensor.copy = entry.mesh->replicate_group() ? entry.mesh->replicate_group()->rank() : 0;
+    } else {
+      tensor.copies = world.size();
+      tensor.copy = world.rank();
+    }
+    part.tensors.push_back(std::move(tensor));
+  }
+  return part;
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,141 @@
+#include "runtime/checkpoint/saving.hpp"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <utility>
+#include <vector>
+
+#include "runtime/checkpoint/together.hpp"
+#include "runtime/distributed/gatherer.hpp"
+#include "tessera/base/error.hpp"
+#include "tessera/base/file.hpp"
+#include "tessera/base/log.hpp"
+#include "tessera/detail/base/utf8.hpp"
+
+namespace tessera::checkpoint {
+namespace {
+
+// With all folders on the way to it. A name is on the disk before anything is made below it: so is
+// that of the last one that is there, which a program that was killed may have made.
+void make_folder(const std::string& folder) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  if (folder.empty()) throw DataError("a folder of checkpoints has no name; give it one");
+  fs::path path = fs::absolute(folder);
+  if (!path.has_filename()) path = path.parent_path();  // "runs/"
+  std::vector<fs::path> missing;
+  for (; !fs::exists(path, error) && path.has_relative_path(); path = path.parent_path())
+    missing.push_back(path);
+  const auto fail = [&](const std::string& reason) {
+    throw DataError(concat('\'', folder, "' cannot be made a folder of checkpoints: ", reason));
+  };
+  if (!fs::is_directory(path, error)) fail("Not a directory");
+  // Others' folders need not be readable, and a mount point has its name elsewhere.
+  const fs::path around = path.parent_path();
+  struct stat own{}, parent{};
+  if (::stat(path.c_str(), &own) == 0 && ::stat(around.c_str(), &parent) == 0 &&
+      own.st_dev == parent.st_dev && ::access(around.c_str(), R_OK) == 0)
+    sync_folder(around.string());
+  for (; !missing.empty(); missing.pop_back()) {
+    if (!fs::create_directory(missing.back(), error) && error) fail(error.message());
+    sync_folder(missing.back().parent_path().string());
+  }
+}
+
+// What rank 0 made is there on this one.
+void expect_seen(const std::string& folder, const std::string& made) {
+  struct stat there{};
+  if (::stat(made.c_str(), &there) != 0)
+    throw DataError(concat('\'', folder, "' is another folder here than on rank 0, which made '",
+                           made, "' in it; name one that every rank has"));
+}
+
+}  // namespace
+
+void check_folder(const std::string& folder, std::int64_t bytes, const World& world) {
+  const std::string id = common_id(world), name = "trial";
+  std::optional<NewFolder> made;
+  on_all(world, [&] {
+    if (world.rank() != 0) return;
+    make_folder(folder);
+    NewFolder::sweep(folder);
+    check_space((std::filesystem::path(folder) / name).string(), bytes);
+    made.emplace(folder, name, id);
+  });
+  on_all(world, [&] { expect_seen(folder, NewFolder::hidden(folder, name, id)); });
+  world.barrier();
+}
+
+Saving::Saving(const std::string& folder, std::int64_t step, const std::vector<Part>& parts,
+               const Scalars& scalars, const World& world, const CheckpointOptions& options)
+    : folder_(folder), world_(world), options_(options) {
+  TESSERA_EXPECT(world.kind() != WorldKind::emulated,
+                 "checkpoint::save: an emulated world has no peers to write their parts");
+  const std::string name = concat("step-", step);
+  manifest_ = {.id = common_id(world), .step = step, .ranks = world.size(), .scalars = scalars};
+  hidden_ = NewFolder::hidden(folder, name, manifest_.id);
+  on_all(world, [&] {
+    TESSERA_EXPECT(step >= 0, "checkpoint::save: step is ", step, "; give one of at least 0");
+    for (const Part& part : parts) {
+      TESSERA_EXPECT(is_plain_name(part.name), "checkpoint::save: part ", shown(part.name),
+                     " is no plain file name");
+      TESSERA_EXPECT(manifest_.parts.try_emplace(part.name, part.prefix, part.scalars).second,
+                     "checkpoint::save: part '", part.name, "' is given twice");
+      files_.push_back(RankFile::of(part));
+    }
+    (void)manifest_.to_string();  // values that no file can hold
+    if (world.rank() != 0) return;
+    make_folder(folder);
+    NewFolder::sweep(folder);
+    std::error_code ignored;
+    if (std::filesystem::exists(
+            std::filesystem::symlink_status(step_folder(folder, step), ignored)))
+      throw DataError(concat('\'', step_folder(folder, step),
+                             "' is there already, and stays; name another folder"));
+    made_.emplace(folder, name, manifest_.id);
+    for (const Part& part : parts)
+      if (!std::filesystem::create_directory(hidden_ + '/' + part.name, ignored))
+        throw DataError(concat('\'', hidden_, "' cannot be written: ", ignored.message()));
+  });
+  // Of what each rank has whole, all write a share, which makes one tensor of equal values only.
+  std::vector<std::pair<std::string, Tensor>> shared;
+  for (const Part& part : parts)
+    for (const PartTensor& tensor : part.tensors)
+      if (tensor.copies > 1 && !tensor.state.mesh)
+        shared.emplace_back(tensor.names[0].name, tensor.state.values);
+  expect_same_values("checkpoint::save", {&world}, shared);
+  on_all(world, [&] { expect_seen(folder, hidden_); });
+}
+
+void Saving::write(const ReadPiece& read, WriteProgress& progress) {
+  for (const RankFile& file : files_)
+    written_.push_back(
+        file.write(hidden_, world_.rank(), manifest_.id, options_.must_be_finite, read, progress));
+}
+
+void Saving::exchange() {
+  const std::vector<Manifest::File> all = gathered(world_, written_);
+  for (std::size_t i = 0; i < all.size(); ++i)
+    manifest_.parts.find(files_[i % files_.size()].part)
+        ->second.files.push_back({RankFile::name(static_cast<int>(i / files_.size())),
+                                  all[i].size_bytes, all[i].head_checksum});
+}
+
+void Saving::commit() {
+  if (!made_) return;
+  for (const RankFile& file : files_) sync_folder(hidden_ + '/' + file.part);
+  NewFile file(hidden_ + '/' + Manifest::kName);
+  file.write(0, manifest_.to_string());
+  file.finish();
+  made_->commit();
+  if (options_.keep_latest == 0) return;
+  try {
+    keep_newest(folder_, options_.keep_latest, options_.loaded);
+  } catch (const Error& error) {  // this one is saved
+    log(LogLevel::warning, concat("checkpoint: an older one stays: ", error.what()));
+  }
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,49 @@
+// One save, stage by stage, as a Saver goes through them.
+//
+//   rank 0   hidden folder │ own files, fsync │             │ manifest, fsync, rename, fsync │
+//   rank 1                 │ own files, fsync │ sizes and   │                                │
+//   rank 2                 │ own files, fsync │ checksums   │                                │
+//            all see it?                     all have?      all know that it is there
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runtime/checkpoint/manifest.hpp"
+#include "runtime/checkpoint/new_folder.hpp"
+#include "runtime/checkpoint/rank_file.hpp"
+#include "tessera/checkpoint/checkpoint.hpp"
+
+namespace tessera::checkpoint {
+
+class Saving {
+ public:
+  // Makes the hidden folder, once all that can be wrong with these parts is known not to be.
+  // Collective.  Throws: as checkpoint::save.
+  Saving(const std::string& folder, std::int64_t step, const std::vector<Part>& parts,
+         const Scalars& scalars, const World& world, const CheckpointOptions& options);
+
+  // What this rank writes.
+  std::vector<RankFile>& files() noexcept { return files_; }
+  // Writes this rank's files to the disk. Alone, and by any thread.
+  void write(const ReadPiece& read, WriteProgress& progress);
+  // Collective, when all have written.
+  void exchange();
+  // On rank 0, which may be any thread of it: gives the checkpoint its name.
+  void commit();
+
+  std::int64_t step() const noexcept { return manifest_.step; }
+
+ private:
+  std::string folder_, hidden_;
+  const World& world_;
+  CheckpointOptions options_;
+  Manifest manifest_;
+  std::optional<NewFolder> made_;  // on rank 0
+  std::vector<RankFile> files_;
+  std::vector<Manifest::File> written_;  // of these, by this rank
+};
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,95 @@
+#include "runtime/checkpoint/together.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <exception>
+#include <random>
+
+#include "runtime/checkpoint/shard_info.hpp"
+#include "tessera/base/error.hpp"
+#include "tessera/checkpoint/model.hpp"
+
+namespace tessera::checkpoint {
+
+void on_all(const World& world, const std::function<void()>& f) {
+  enum Kind { contract, data, device, not_finite };
+  bool has_failed = false;
+  Kind kind = contract;
+  std::string text;
+  const auto keep = [&](Kind of, const std::exception& error) {
+    has_failed = true;
+    kind = of;
+    text = error.what();
+  };
+  try {
+    f();
+  } catch (const CommError&) {
+    throw;  // there is no "together" any more
+  } catch (const NotFinite& error) {
+    keep(not_finite, error);
+  } catch (const DataError& error) {
+    keep(data, error);
+  } catch (const ContractError& error) {
+    keep(contract, error);
+  } catch (const std::exception& error) {
+    keep(device, error);
+  }
+  const int first = static_cast<int>(-world.max(has_failed ? -world.rank() : -world.size()));
+  if (first == world.size()) return;
+  if (first != world.rank()) text.clear();
+  constexpr std::size_t kEach = 6;  // bytes in a double, exactly
+  double heard[2] = {static_cast<double>(text.size()),
+                     first == world.rank() ? static_cast<double>(kind) : 0};
+  world.sum(heard);
+  text.resize(static_cast<std::size_t>(heard[0]), '\0');
+  for (std::size_t at = 0; at < text.size();) {
+    double some[RankGroup::kAgreed] = {};
+    for (std::size_t i = 0; i < kEach * std::size(some) && at + i < text.size(); ++i)
+      some[i / kEach] += std::ldexp(static_cast<unsigned char>(text[at + i]), 8 * (i % kEach));
+    world.sum(some);
+    for (std::size_t i = 0; i < kEach * std::size(some) && at < text.size(); ++i, ++at)
+      text[at] = static_cast<char>(static_cast<std::uint64_t>(some[i / kEach]) >> 8 * (i % kEach));
+  }
+  switch (static_cast<Kind>(static_cast<int>(heard[1]))) {
+    case contract:
+      throw detail::with_rank(ContractError(text), first);
+    case data:
+      throw detail::with_rank(DataError(text), first);
+    case device:
+      throw detail::with_rank(DeviceError(text), first);
+    case not_finite:
+      throw detail::with_rank(NotFinite(text), first);
+  }
+}
+
+std::string common_id(const World& world) {
+  double halves[2] = {};
+  if (world.rank() == 0) {
+    std::random_device random;
+    for (double& half : halves) half = static_cast<double>(random() & 0xffffffff);
+  }
+  world.sum(halves);
+  return hex(static_cast<std::uint64_t>(halves[0]) << 32 | static_cast<std::uint64_t>(halves[1]));
+}
+
+std::vector<Manifest::File> gathered(const World& world, const std::vector<Manifest::File>& own) {
+  constexpr std::size_t kNumbers = 3;  // a size and two halves of a checksum
+  const std::size_t each = own.size() * kNumbers;
+  std::vector<double> all(each * static_cast<std::size_t>(world.size()));
+  double* number = all.data() + each * static_cast<std::size_t>(world.rank());
+  for (const Manifest::File& file : own) {
+    *number++ = static_cast<double>(file.size_bytes);
+    *number++ = static_cast<double>(file.head_checksum >> 32);
+    *number++ = static_cast<double>(file.head_checksum & 0xffffffff);
+  }
+  for (std::size_t at = 0; at < all.size(); at += RankGroup::kAgreed)
+    world.sum(std::span(all).subspan(at, std::min(RankGroup::kAgreed, all.size() - at)));
+  std::vector<Manifest::File> files;
+  for (std::size_t at = 0; at < all.size(); at += kNumbers)
+    files.push_back(
+        {"", static_cast<std::int64_t>(all[at]),
+         static_cast<std::uint64_t>(all[at + 1]) << 32 | static_cast<std::uint64_t>(all[at + 2])});
+  return files;
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,112 @@
+// Ranks as processes of one machine that any launcher has started: they meet at rank 0's store,
+// find each other's memory by what it tells them, and need it no more.
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "runtime/comm/processes/posix_memory.hpp"
+#include "runtime/comm/processes/process_backend.hpp"
+#include "runtime/comm/processes/shared_bootstrap.hpp"
+#include "runtime/comm/store/store.hpp"
+#include "runtime/comm/world_state.hpp"
+#include "tessera/base/error.hpp"
+#include "tessera/comm/world.hpp"
+
+namespace tessera {
+namespace comm {
+namespace {
+
+// Each rank says one thing, and hears what all say.
+std::vector<std::string> tell_all(detail::Store& store, const ProcessSeat& seat,
+                                  std::chrono::milliseconds timeout, const std::string& key,
+                                  const std::string& own) {
+  store.set(concat(key, ' ', seat.rank), own);
+  std::vector<std::string> all;
+  for (int r = 0; r < seat.size; ++r) all.push_back(store.get(concat(key, ' ', r), timeout));
+  return all;
+}
+
+// "ranks 0 1 | 2 3", a group for each machine. Each rank has said who is the first that it sees.
+std::string by_machine(const std::vector<std::string>& first_seen) {
+  std::string text = "ranks";
+  for (std::size_t first = 0; first < first_seen.size(); ++first) {
+    if (first_seen[first] != std::to_string(first)) continue;
+    if (first != 0) text += " |";
+    for (std::size_t r = first; r < first_seen.size(); ++r)
+      if (first_seen[r] == first_seen[first]) text += concat(' ', r);
+  }
+  return text;
+}
+
+// Who shares a machine is tried: each rank makes its part of a board, and looks for the others'.
+// A store has at most 64 MiB, so of all that a job exchanges only this goes through it.
+std::unique_ptr<Bootstrap> come_together(const ProcessSeat& seat) {
+  const auto timeout = std::chrono::ceil<std::chrono::seconds>(
+      std::chrono::duration<double>(seat.init_timeout_seconds));
+  const auto store =
+      detail::Store::join({seat.host, seat.port, seat.run_id, seat.size}, seat.rank, timeout);
+  std::random_device random;
+  if (seat.rank == 0) store->set("token", std::to_string(std::uint64_t{random()} << 32 | random()));
+  const std::uint64_t token = std::stoull(store->get("token", timeout));
+  auto board = std::make_unique<PosixMemory>(concat(token), seat.size, sizeof(BoardPart));
+  const auto part = [&](int rank) -> BoardPart& {
+    return *reinterpret_cast<BoardPart*>(board->bases()[static_cast<std::size_t>(rank)]);
+  };
+  std::string error;
+  try {
+    board->make(seat.rank);
+    part(seat.rank).token = token;
+  } catch (const CommError& refused) {
+    error = refused.what();
+  }
+  const auto errors = tell_all(*store, seat, timeout, "error", error);
+  for (std::size_t r = 0; r < errors.size(); ++r)
+    if (!errors[r].empty()) throw CommError(concat("rank ", r, ": ", errors[r]));
+  int first = -1, seen = 0;
+  try {
+    for (int r = seat.size; r-- > 0;)
+      if (board->map(r) && part(r).token == token) first = r, ++seen;
+  } catch (const std::exception& refused) {
+    store->last_words(refused.what());  // peers wait for what this rank would have said
+    throw;
+  }
+  const auto first_seen = tell_all(*store, seat, timeout, "first", std::to_string(first));
+  if (std::ranges::count(first_seen, "0") != seat.size)
+    throw DataError(concat("World::processes: no /dev/shm is seen by all ", seat.size, " ranks (",
+                           by_machine(first_seen),
+                           "), so they are on several machines; between machines CPU ranks "
+                           "exchange through MPI: start the job as mpirun -n ",
+                           seat.size,
+                           " PROGRAM with a build that has MPI, or run all ranks on one machine"));
+  const auto seen_by = tell_all(*store, seat, timeout, "seen", std::to_string(seen));
+  if (std::ranges::count(seen_by, std::to_string(seat.size)) != seat.size)
+    throw DataError(
+        "World::processes: some ranks may not map the memory of others; run all as one user");
+  board->forget_names();
+  return SharedBootstrap::world(std::move(board), seat.rank, token, timeout);
+}
+
+}  // namespace
+}  // namespace comm
+
+World World::processes(const ProcessSeat& seat, const WorldOptions& options) {
+  comm::expect_process_options("World::processes", options);
+  TESSERA_EXPECT(options.transport == Transport::automatic,
+                 "World::processes: sends no messages; leave transport on automatic");
+  TESSERA_EXPECT(seat.size >= 1 && seat.rank >= 0 && seat.rank < seat.size,
+                 "World::processes: rank ", seat.rank, " of ", seat.size,
+                 "; give a rank from 0 to size - 1");
+  auto backend = std::make_unique<comm::ProcessBackend>(
+      comm::come_together(seat), std::vector<int>(static_cast<std::size_t>(seat.size)), options);
+  backend->watch(options);
+  const int threads = threads_per_rank(options, backend->ranks_on_my_cores());
+  return World(std::make_unique<State>(WorldKind::processes, seat.rank, seat.size, options, threads,
+                                       std::move(backend)));
+}
+
+}  // namespace tessera

@@ -1,0 +1,27 @@
+// The addresses of a host, for the two sides of a store. Includes Asio: for their sources alone.
+#pragma once
+
+#include <asio/ip/tcp.hpp>
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "runtime/comm/store/store.hpp"
+
+namespace tessera::detail {
+
+// Those that the system finds for the host; where it finds none, why.
+struct HostAddresses {
+  std::vector<asio::ip::address> found;
+  std::string failure;
+};
+// A lookup that hangs does so for as long as the system's resolver is set to, mostly 5 to 10 s.
+HostAddresses look_up(const std::string& host);
+
+// Programs that this process starts do not get the socket: a peer sees by its end that a rank died.
+void keep_from_children(int socket);
+
+// "10.0.0.1 port 29500", "[::1] port 29500".
+std::string describe(const asio::ip::tcp::endpoint& endpoint);
+
+}  // namespace tessera::detail

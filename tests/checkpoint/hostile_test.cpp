@@ -1,0 +1,555 @@
+// Checkpoints that were changed, on purpose or by a disk: each is refused with the file, and the
+// tensor where it is one's, in one line, or gives what was saved.
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <functional>
+
+#include "runtime/checkpoint/manifest.hpp"
+#include "runtime/checkpoint/safetensors_header.hpp"
+#include "runtime/checkpoint/shard_info.hpp"
+#include "tests/checkpoint/mutations.hpp"
+#include "tests/checkpoint/saved_steps.hpp"
+#include "tests/support/catch.hpp"
+#include "tests/support/share.hpp"
+#include "tests/support/temporary_folder.hpp"
+#include "tests/support/text.hpp"
+
+using namespace tessera;
+using namespace tessera::testing;
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr int kShards = 3;
+
+std::string bytes_of(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+void write_to(const fs::path& path, const std::string& bytes) {
+  std::ofstream(path, std::ios::binary) << bytes;
+}
+
+// A folder with checkpoints that are whole, and the files of step 1.
+class Saved {
+ public:
+  explicit Saved(std::int64_t steps = 1) {
+    for (std::int64_t step = 1; step <= steps; ++step)
+      run_local(kShards, {.threads = 1}, [&](World& world) { save_step(folder(), step, world); });
+    for (const auto& at : fs::recursive_directory_iterator(step()))
+      if (at.is_regular_file()) files.push_back(at.path());
+    std::ranges::sort(files);
+  }
+  std::string folder() const { return root_.path().string(); }
+  fs::path step(std::int64_t n = 1) const { return checkpoint::step_folder(folder(), n); }
+  fs::path shard(int rank, const char* part = "model") const {
+    return step() / part / concat("shard-0000", rank + 1, "-model-00001-of-00001.safetensors");
+  }
+  fs::path manifest() const { return step() / "manifest.json"; }
+  const TemporaryFolder& root() const { return root_; }
+
+  std::vector<fs::path> files{};
+
+ private:
+  TemporaryFolder root_;
+};
+
+// Where the data of a safetensors file begins.
+std::size_t data_begin(const std::string& bytes) {
+  std::size_t length = 0;
+  for (std::size_t i = 8; i-- > 0;) length = length << 8 | static_cast<unsigned char>(bytes[i]);
+  return 8 + length;
+}
+
+// That what is said of a file is one line that names it.
+void check_line(const std::string& said, const std::string& file) {
+  INFO(said);
+  CHECK(has(said, file));
+  CHECK(is_one_line(said));
+}
+
+// A manifest's text with another checksum at its end: of what it says now.
+std::string sealed(std::string text) {
+  const std::size_t at = text.rfind("\n\"checksum\": \"");
+  REQUIRE(at != text.npos);
+  return text.substr(0, at) + "\n\"checksum\": \"" +
+         checkpoint::hex(checkpoint::checksum_of(text.data(), at)) + "\"}\n";
+}
+
+std::string replaced(std::string text, const std::string& old, const std::string& with) {
+  const std::size_t at = text.find(old);
+  REQUIRE(at != text.npos);
+  return text.replace(at, old.size(), with);
+}
+
+}  // namespace
+
+TEST_CASE("a flipped bit or a cut is refused with the file, and the tensor whose data it is") {
+  const std::uint64_t seed = fresh_seed();
+  INFO("seed " << seed);
+  Dice dice(seed);
+  Saved saved;
+  REQUIRE(complaint(saved.folder(), 1) == "");
+  const auto stride = GridShare::stride();
+  for (std::uint64_t trial = 0; trial < 22000 / stride; ++trial) {
+    const fs::path& file = dice.of(saved.files);
+    const std::string good = bytes_of(file);
+    const auto at = static_cast<std::size_t>(dice.below(static_cast<int>(good.size())));
+    const bool is_cut = trial % 11 == 0;
+    std::string bad = good;
+    if (is_cut)
+      bad.resize(at);
+    else
+      bad[at] = static_cast<char>(bad[at] ^ (1 << dice.below(8)));
+    write_to(file, bad);
+    const std::string said = complaint(saved.folder(), 1);
+    INFO("byte " << at << ", cut " << is_cut);
+    check_line(said, file.string());
+    if (!is_cut && file.extension() == ".safetensors" && at >= data_begin(good))
+      CHECK(
+          (has(said, "tensor 'a'") || has(said, "tensor 'b'") || has(said, "tensor 'a.exp_avg'")));
+    write_to(file, good);
+  }
+  CHECK(complaint(saved.folder(), 1) == "");
+}
+
+TEST_CASE("files of another save, swapped or foreign are refused by name") {
+  Saved saved(2);
+  const std::string folder = saved.folder();
+  for (const fs::path& file : saved.files) {
+    const std::string good = bytes_of(file);
+    const fs::path inner = fs::relative(file, saved.step(1));
+    // Of the other step: the controls' file of another save.
+    write_to(file, bytes_of(saved.step(2) / inner));
+    if (file.filename() == "manifest.json")
+      CHECK(has(complaint(folder, 1), "is of step 2"));
+    else
+      check_line(complaint(folder, 1), file.string());
+    write_to(file, good);
+    if (file.filename() == "manifest.json") continue;
+    // Of every other rank and part.
+    for (const fs::path& other : saved.files) {
+      if (other == file) continue;
+      write_to(file, bytes_of(other));
+      INFO(file << " is " << other);
+      // The first that is read is named, which of two equal headers may be the other.
+      check_line(complaint(folder, 1), "step-1/");
+      write_to(file, good);
+    }
+    // Of other programs: without our metadata, in the size of ours where they can have it.
+    for (const char* const metadata : {"", R"("__metadata__":{"format":"pt"})"}) {
+      std::string json = concat('{', metadata, '}');
+      json.resize(data_begin(good) - 8, ' ');
+      std::string foreign = good;
+      foreign.replace(8, json.size(), json);
+      write_to(file, foreign);
+      check_line(complaint(folder, 1), file.string());
+      write_to(file, good);
+    }
+  }
+  // A whole checkpoint under another step's name.
+  fs::remove_all(saved.step(1));
+  fs::copy(saved.step(2), saved.step(1), fs::copy_options::recursive);
+  check_line(complaint(folder, 1), "step-1' is of step 2");
+  CHECK(complaint(folder, 2) == "");
+}
+
+TEST_CASE("links and names that lead elsewhere are refused, or lead to what was saved") {
+  struct Layout {
+    const char* name;
+    const char* said;  // empty: it is loaded
+    std::function<void(const Saved&)> lay;
+  };
+  const auto instead = [](const fs::path& path, const fs::path& kept) {
+    fs::rename(path, kept);
+    fs::create_symlink(kept, path);
+  };
+  const auto pipe = [](const fs::path& path) { REQUIRE(::mkfifo(path.c_str(), 0600) == 0); };
+  const auto socket = [](const fs::path& path) {
+    // Of a short name: addresses have 108 bytes.
+    const int made = ::socket(AF_UNIX, SOCK_STREAM, 0);
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    const fs::path back = fs::current_path();
+    fs::current_path(path.parent_path());
+    path.filename().string().copy(address.sun_path, sizeof address.sun_path - 1);
+    REQUIRE(::bind(made, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0);
+    fs::current_path(back);
+    ::close(made);
+  };
+  const Layout layouts[] = {
+      {"as saved", "", [](const Saved&) {}},
+      {"the step is a link", "",
+       [&](const Saved& s) { instead(s.step(), s.root().path() / "kept"); }},
+      {"the step is a loop", "does not exist",
+       [](const Saved& s) {
+         fs::remove_all(s.step());
+         fs::create_symlink("step-1", s.step());
+       }},
+      {"the step is a file", "has no manifest.json",
+       [](const Saved& s) {
+         fs::remove_all(s.step());
+         write_to(s.step(), "no folder");
+       }},
+      {"the step is empty", "has no manifest.json",
+       [](const Saved& s) {
+         fs::remove_all(s.step());
+         fs::create_directory(s.step());
+       }},
+      {"no manifest", "has no manifest.json", [](const Saved& s) { fs::remove(s.manifest()); }},
+      {"the manifest is a link", "has no manifest.json",
+       [&](const Saved& s) { instead(s.manifest(), s.root().path() / "kept"); }},
+      {"the manifest is a link beside", "has no manifest.json",
+       [&](const Saved& s) { instead(s.manifest(), s.step() / "kept.json"); }},
+      {"the manifest hangs", "has no manifest.json",
+       [](const Saved& s) {
+         fs::remove(s.manifest());
+         fs::create_symlink("none", s.manifest());
+       }},
+      {"the manifest is a folder", "has no manifest.json",
+       [](const Saved& s) {
+         fs::remove(s.manifest());
+         fs::create_directory(s.manifest());
+       }},
+      {"the manifest is a pipe", "has no manifest.json",
+       [&](const Saved& s) {
+         fs::remove(s.manifest());
+         pipe(s.manifest());
+       }},
+      {"the manifest is a socket", "has no manifest.json",
+       [&](const Saved& s) {
+         fs::remove(s.manifest());
+         socket(s.manifest());
+       }},
+      {"the manifest is a device", "has no manifest.json",
+       [](const Saved& s) {
+         fs::remove(s.manifest());
+         fs::create_symlink("/dev/zero", s.manifest());
+       }},
+      {"the manifest has a second name", "",
+       [](const Saved& s) { fs::create_hard_link(s.manifest(), s.root() / "second"); }},
+      {"the manifest is empty", "is not as it was written",
+       [](const Saved& s) { write_to(s.manifest(), ""); }},
+      {"the manifest is huge", "and at most 67108864 are read",
+       [](const Saved& s) { fs::resize_file(s.manifest(), std::uintmax_t{1} << 40); }},
+      {"no part", "does not exist", [](const Saved& s) { fs::remove_all(s.step() / "model"); }},
+      {"a part is a link", "symbolic link",
+       [&](const Saved& s) { instead(s.step() / "model", s.root() / "kept"); }},
+      {"a part is a link beside", "symbolic link",
+       [&](const Saved& s) { instead(s.step() / "model", s.step() / "kept"); }},
+      {"a part is a link to the other", "symbolic link",
+       [](const Saved& s) {
+         fs::remove_all(s.step() / "model");
+         fs::create_symlink("optimizer", s.step() / "model");
+       }},
+      {"a part is a loop", "symbolic link",
+       [](const Saved& s) {
+         fs::remove_all(s.step() / "model");
+         fs::create_symlink("model", s.step() / "model");
+       }},
+      {"a part is a file", "cannot be opened",
+       [](const Saved& s) {
+         fs::remove_all(s.step() / "model");
+         write_to(s.step() / "model", "no folder");
+       }},
+      {"a part is a pipe", "cannot be opened",
+       [&](const Saved& s) {
+         fs::remove_all(s.step() / "model");
+         pipe(s.step() / "model");
+       }},
+      {"a part that nobody names", "",
+       [](const Saved& s) { fs::copy(s.step() / "model", s.step() / "more"); }},
+      {"no file", "does not exist", [](const Saved& s) { fs::remove(s.shard(1)); }},
+      {"a file is a link", "symbolic link",
+       [&](const Saved& s) { instead(s.shard(1), s.root() / "kept"); }},
+      {"a file is a link beside", "symbolic link",
+       [&](const Saved& s) { instead(s.shard(1), s.step() / "model/kept"); }},
+      {"a file is a link to another", "symbolic link",
+       [](const Saved& s) {
+         fs::remove(s.shard(1));
+         fs::create_symlink(s.shard(0).filename(), s.shard(1));
+       }},
+      {"a file hangs", "symbolic link",
+       [](const Saved& s) {
+         fs::remove(s.shard(1));
+         fs::create_symlink("none", s.shard(1));
+       }},
+      {"a file is a loop", "symbolic link",
+       [](const Saved& s) {
+         fs::remove(s.shard(1));
+         fs::create_symlink(s.shard(1).filename(), s.shard(1));
+       }},
+      {"a file is a folder", "is a folder",
+       [](const Saved& s) {
+         fs::remove(s.shard(1));
+         fs::create_directory(s.shard(1));
+       }},
+      {"a file is a pipe", "is not a regular file",
+       [&](const Saved& s) {
+         fs::remove(s.shard(1));
+         pipe(s.shard(1));
+       }},
+      {"a file is a socket", "cannot be opened",
+       [&](const Saved& s) {
+         fs::remove(s.shard(1));
+         socket(s.shard(1));
+       }},
+      {"a file has a second name", "",
+       [](const Saved& s) { fs::create_hard_link(s.shard(1), s.root() / "second"); }},
+      {"two files are one", "take another checkpoint",
+       [](const Saved& s) {
+         fs::remove(s.shard(1));
+         fs::create_hard_link(s.shard(0), s.shard(1));
+       }},
+      {"a file too many", "does not name 'more.safetensors'",
+       [](const Saved& s) { write_to(s.step() / "model/more.safetensors", "no"); }},
+      {"a link too many", "does not name 'more.safetensors'",
+       [](const Saved& s) { fs::create_symlink(s.shard(0), s.step() / "model/more.safetensors"); }},
+      {"a folder too many", "does not name 'more.safetensors'",
+       [](const Saved& s) { fs::create_directory(s.step() / "model/more.safetensors"); }},
+      {"a hidden one too many", "does not name '.more.safetensors'",
+       [](const Saved& s) { write_to(s.step() / "model/.more.safetensors", "no"); }},
+      {"a name of another colour", "does not name 'a?[31mb.safetensors'",
+       [](const Saved& s) { write_to(s.step() / "model/a\x1b[31mb.safetensors", "no"); }},
+      {"a name that is no text", ".safetensors'",
+       [](const Saved& s) { write_to(s.step() / "model/\xff\xfe.safetensors", "no"); }},
+      {"a name of two lines", "does not name 'a?b.safetensors'",
+       [](const Saved& s) { write_to(s.step() / "model/a\nb.safetensors", "no"); }},
+      {"notes beside", "",
+       [](const Saved& s) {
+         write_to(s.step() / "model/README", "mine");
+         write_to(s.step() / "notes.txt", "mine");
+       }},
+      {"other steps' names", "",
+       [](const Saved& s) {
+         for (const char* const name : {"step-01", "step--1", "step-", "step-1x", "Step-2",
+                                        "step-99999999999999999999", ".unfinished-step-3-00"})
+           fs::copy(s.step(), s.root().path() / name, fs::copy_options::recursive);
+       }},
+  };
+  CHECK(std::size(layouts) >= 40);
+  for (const Layout& layout : layouts) {
+    INFO(layout.name);
+    const Saved saved;
+    layout.lay(saved);
+    const std::string said = complaint(saved.folder(), 1);
+    INFO(said);
+    CHECK(said.empty() == (*layout.said == '\0'));
+    CHECK(has(said, layout.said));
+    if (!said.empty()) CHECK(is_one_line(said));
+    for (const std::int64_t step : checkpoint::steps_in(saved.folder())) CHECK(step == 1);
+  }
+}
+
+TEST_CASE("a manifest or a header that says too much is refused, though its checksum is right") {
+  Saved saved;
+  const std::string good = bytes_of(saved.manifest()), head = good.substr(0, good.find('\n'));
+  const std::string file = "\"name\": \"shard-00001-model-00001-of-00001.safetensors\"";
+  struct Lie {
+    std::string old, with, said;
+  };
+  const std::string many(100000, '['), objects = [] {
+    std::string text;
+    for (int i = 0; i < 100000; ++i) text += "{\"a\":";
+    return text;
+  }();
+  std::vector<Lie> lies = {
+      {"\"tessera_checkpoint\": 1", "\"tessera_checkpoint\": 2", "is of version 2"},
+      {"\"tessera_checkpoint\": 1", "\"tessera_checkpoint\": \"1\"", "an integer stands"},
+      {"\"tessera_checkpoint\": 1", "\"tessera_checkpoint\": 1.0", "an integer stands"},
+      {"\"tessera_checkpoint\": 1", "\"tessera_checkpoint\": 1e0", "an integer stands"},
+      {"\"tessera_checkpoint\": 1, ", "", "lacks \"tessera_checkpoint\""},
+      {"\"tessera_checkpoint\": 1", "\"tessera_checkpoint\": 1, \"tessera_checkpoint\": 1",
+       "twice"},
+      {"\"id\"", "\"ID\"", "lacks \"id\""},
+      {"\"id\": \"", "\"id\": 5, \"x\": \"", "a text stands"},
+      {"\"step\": 1", "\"step\": -1", "is of step -1"},
+      {"\"step\": 1", "\"step\": 2", "is of step 2"},
+      {"\"step\": 1", "\"step\": 9223372036854775808", "beyond 64 bits"},
+      {"\"step\": 1", "\"step\": null", "has a value that is none"},
+      {"\"step\": 1", "\"step\": [1]", "an integer stands"},
+      {"\"ranks\": 3", "\"ranks\": 0", "saved by 0"},
+      {"\"ranks\": 3", "\"ranks\": -3", "saved by -3"},
+      {"\"ranks\": 3", "\"ranks\": 4294967299", "saved by 4294967299"},
+      {"\"samples\": 1", "\"samples\": {}", "is no number and no text"},
+      {"\"samples\": 1", "\"samples\": [1]", "is no number and no text"},
+      {"\"samples\": 1", "\"samples\": nan", ""},
+      {"\"samples\": 1", "\"samples\": 1e999", ""},
+      {"\"samples\": 1", "\"samples\": 1.5", "no integer"},
+      {"\"samples\": 1", "\"samples\": true", "no integer"},
+      {"\"samples\": 1", "\"samples\": \"1\"", "no integer"},
+      {"\"samples\"", "\"other\"", "no scalar 'samples'"},
+      {"\"samples\": 1", "\"samples\": " + many, ""},
+      {"\"samples\": 1", "\"samples\": " + objects, ""},
+      {"\"scalars\": {", "\"scalars\": {\"\\u0000\\u001b[2J\": {}, ", "is no number"},
+      {"\"scalars\": {", "\"scalars\": {\"\xff\": 1, ", "UTF-8"},
+      {"\"parts\": {", "\"parts\": [{", ""},
+      {"\"parts\"", "\"other\"", "lacks \"parts\""},
+      {"\"model\": {", "\"../model\": {", "no plain file name"},
+      {"\"model\": {", "\"/etc\": {", "no plain file name"},
+      {"\"model\": {", "\"\": {", "no plain file name"},
+      {"\"model\": {", "\".\": {", "no plain file name"},
+      {"\"model\": {", "\"..\": {", "no plain file name"},
+      {"\"model\": {", "\".model\": {", "no plain file name"},
+      {"\"model\": {", "\"model\\u0000\": {", "no plain file name"},
+      {"\"model\": {", "\"optimizer\": {", "twice"},
+      {"\"model\": {", "\"other\": {", "no part 'model'"},
+      {"\"model\": {", "\"" + std::string(5000, 'm') + "\": {", "no plain file name"},
+      {"\"prefix\": \"\"", "\"prefix\": \"x\"", ""},
+      {"\"prefix\": \"\"", "\"prefix\": 0", "a text stands"},
+      {"\"prefix\": \"\", ", "", "lacks \"prefix\""},
+      {"\"files\": [", "\"files\": {\"a\": [", ""},
+      {"\"files\": [", "\"files\": [1, ", "an object stands"},
+      {"\"files\": [", "\"files\": [[], ", "an object stands"},
+      {"\"files\": [", "\"files\": [{}, ", "lacks \"name\""},
+      {file, "\"name\": \"../model/shard\"", "no plain file name"},
+      {file, "\"name\": \"/dev/zero\"", "no plain file name"},
+      {file, "\"name\": \".\"", "no plain file name"},
+      {file, "\"name\": \"..\"", "no plain file name"},
+      {file, "\"name\": \"\"", "no plain file name"},
+      {file, "\"name\": \"a/b\"", "no plain file name"},
+      {file, "\"name\": \"a\\u0000b\"", "no plain file name"},
+      {file, "\"name\": \"a\\nb\"", ""},
+      {file, "\"name\": \"none.safetensors\"", "does not"},
+      {file, "\"name\": \"" + std::string(5000, 'x') + "\"", ""},
+      {file, "\"name\": \"shard-00002-model-00001-of-00001.safetensors\"", ""},
+      {file, "\"name\": 1", "a text stands"},
+      {"\"bytes\": ", "\"bytes\": -", ""},
+      {"\"bytes\": ", "\"bytes\": 1", "take another checkpoint"},
+      {"\"bytes\": ", "\"bytes\": 1.5, \"x\": ", "an integer stands"},
+      {"\"bytes\": ", "\"bytes\": 9223372036854775807, \"x\": ", "take another checkpoint"},
+      {"\"bytes\": ", "\"size\": ", "lacks \"bytes\""},
+      {"\"head\": \"", "\"head\": \"0", "is not as it was written"},
+      {"\"head\": \"", "\"head\": \"0000000000000000\", \"x\": \"", "another header"},
+      {"\"head\": \"", "\"head\": \"000000000000000G\", \"x\": \"", "is not as it was written"},
+      {"\"head\": \"", "\"head\": 5, \"x\": \"", "a text stands"},
+      {"{", "{{", ""},
+      {"{", "", ""},
+      {"{", "[", ""},
+      {"{", "\xef\xbb\xbf{", ""},
+  };
+  // What a file's own header says of its boxes, with its checksum put right in the manifest.
+  const std::string shard = bytes_of(saved.shard(1));
+  const auto entry_at = good.find("\"name\": \"shard-00002", good.find("\"model\""));
+  REQUIRE(entry_at != good.npos);
+  const std::vector<Lie> box_lies = {
+      {R"(\"saved_offsets\": [1)", R"(\"saved_offsets\": [0)", ""},
+      {R"(\"saved_offsets\": [1)", R"(\"saved_offsets\": [2)", ""},
+      {R"(\"saved_offsets\": [1)", R"(\"saved_offsets\": [-1)", "below 0"},
+      {R"(\"saved_offsets\": [1)", R"(\"saved_offsets\": [9223372036854775807)", "beyond 64 bits"},
+      {R"(\"saved_offsets\": [1)", R"(\"saved_offsets\": [9223372036854775806)", ""},
+      {R"(\"saved_offsets\": [1)", R"(\"saved_offsets\": [1, 1)", "number of dimensions"},
+      {R"(\"saved_offsets\": [1)", R"(\"saved_offsets\": [\"1\")", "an integer stands"},
+      {R"(\"saved_offsets\": [1)", R"(\"saved_offsets\": [1.5)", "an integer stands"},
+      {R"(\"saved_offsets\")", R"(\"offsets\")", "lacks \"saved_offsets\""},
+      {R"(\"shape\": [5)", R"(\"shape\": [6)", ""},
+      {R"(\"shape\": [5)", R"(\"shape\": [4)", ""},
+      {R"(\"shape\": [5)", R"(\"shape\": [4611686018427387904)", ""},
+      {R"(\"shape\": [5)", R"(\"shape\": [-5)", "below 0"},
+      {R"(\"shape\": [5)", R"(\"shape\": [5, 1)", "number of dimensions"},
+      {R"(\"shape\": [5, 3])", R"(\"shape\": [])", "number of dimensions"},
+      {R"(\"shape\")", R"(\"Shape\")", "lacks \"shape\""},
+      {R"(\"checksums\": \")", R"(\"checksums\": \"0)", "that is none"},
+      {R"(\"checksums\": \")", R"(\"checksums\": \"0000000000000000)", "checksums for 1 pieces"},
+      {R"(\"checksums\": \")", R"(\"checksums\": \"0000000000000000\", \"x\": \")",
+       "other bytes than were saved"},
+      {R"(\"checksums\": \")", R"(\"checksums\": \"\", \"x\": \")", "0 checksums for 1 pieces"},
+      {R"(\"id\": \")", R"(\"id\": \"0)", "is of the save"},
+      {R"(\"id\": \")", R"(\"id\": 0, \"x\": \")", "a text stands"},
+      {R"(\"tensors\": {)", R"(\"tensors\": {\"\\u001b[31m\": {}, )", "does not"},
+      {R"(\"tensors\": {)", R"(\"tensors\": {\"zz\": {}, )", "does not"},
+      {R"(\"tensors\")", R"(\"boxes\")", "lacks \"tensors\""},
+      {R"("DCP_SHARDING_INFO":"{)", R"("DCP_SHARDING_INFO":"[)", ""},
+      {R"("DCP_SHARDING_INFO":"{)", R"("DCP_SHARDING_INFO":"{\"zz\": {\"saved_offsets\": [0]}, )",
+       "no such tensor"},
+      {R"("DCP_SHARDING_INFO")", R"("DCP_SHARDING_info")", ""},
+      {R"("tessera")", R"("Tessera")", "is of the save ''"},
+      {R"("dtype":"F32")", R"("dtype":"I32")", "dtype"},
+      {R"("dtype":"F32")", R"("dtype":"F16")", "bytes, but its shape and dtype need"},
+      {R"("shape":[)", R"("shape":[1,)", "number of dimensions"},
+  };
+  CHECK(lies.size() + box_lies.size() >= 100);
+  for (const Lie& lie : lies) {
+    INFO(lie.old << " -> " << lie.with.substr(0, 60));
+    write_to(saved.manifest(), sealed(replaced(good, lie.old, lie.with)));
+    const std::string said = complaint(saved.folder(), 1);
+    check_line(said, "step-1");
+    CHECK(has(said, lie.said));
+  }
+  write_to(saved.manifest(), good);
+  for (const Lie& lie : box_lies) {
+    INFO(lie.old << " -> " << lie.with.substr(0, 60));
+    const std::string bad = resealed(
+        shard, [&](std::string json) { return replaced(std::move(json), lie.old, lie.with); });
+    write_to(saved.shard(1), bad);
+    std::string entry = good.substr(entry_at);
+    const std::size_t head_at = entry.find("\"head\": \"") + 9;
+    entry.replace(head_at, 16,
+                  checkpoint::hex(checkpoint::checksum_of(bad.data(), data_begin(bad))));
+    const std::size_t bytes_at = entry.find("\"bytes\": ") + 9;
+    entry.replace(bytes_at, entry.find_first_not_of("0123456789", bytes_at) - bytes_at,
+                  concat(bad.size()));
+    write_to(saved.manifest(), sealed(good.substr(0, entry_at) + entry));
+    const std::string said = complaint(saved.folder(), 1);
+    check_line(said, "step-1");
+    CHECK(has(said, lie.said));
+  }
+  write_to(saved.shard(1), shard);
+  write_to(saved.manifest(), good);
+  CHECK(complaint(saved.folder(), 1) == "");
+}
+
+TEST_CASE("readers take or refuse every mutation of what they read") {
+  const std::uint64_t seed = fresh_seed();
+  INFO("seed " << seed);
+  const Saved saved;
+  std::vector<std::string> shards;
+  for (const fs::path& file : saved.files)
+    if (file.extension() == ".safetensors") shards.push_back(bytes_of(file));
+  const ReaderFuzz fuzz(bytes_of(saved.manifest()), shards);
+  const auto stride = GridShare::stride();
+  const FuzzCounts counts = fuzz.run(400000 / stride, seed);
+  INFO(counts.fault);
+  CHECK(counts.fault == "");
+  CHECK(counts.taken > 0);
+  CHECK(counts.refused > counts.taken);
+
+  // Files, read to their last byte.
+  Dice dice(seed + 1);
+  int taken = 0, refused = 0;
+  const std::string path = saved.root() / "mutated.safetensors";
+  const Device device = Device::cpu({.executor = ExecutorKind::inlined});
+  for (std::uint64_t trial = 0; trial < 20000 / stride; ++trial) {
+    const std::string bytes = mutated_shard(dice.of(shards), dice);
+    write_to(path, bytes);
+    std::string said;
+    try {
+      const checkpoint::WeightFiles files(
+          "mutation",
+          {{.path = path,
+            .size_bytes = std::ssize(bytes),
+            .head_checksum =
+                checkpoint::checksum_of(bytes.data(), std::min(bytes.size(), data_begin(bytes)))}},
+          "");
+      for (const std::string& name : files.names()) {
+        const auto entry = files.entry(name);
+        if (!entry.foreign.empty() || entry.shape.size() > kMaxDims) continue;
+        const Shape shape{std::span<const std::int64_t>(entry.shape)};
+        (void)files.rows(std::vector{name}, ShardSpec{shape, 2, 1}, false, f32, device);
+      }
+      ++taken;
+    } catch (const DataError& error) {
+      said = error.what();
+      ++refused;
+    }
+    if (!said.empty() && !is_one_line(said)) FAIL_CHECK(said);
+  }
+  CHECK(taken > 0);
+  CHECK(refused > 0);
+}

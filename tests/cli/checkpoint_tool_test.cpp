@@ -1,0 +1,223 @@
+// tessera-checkpoint on checkpoints that tessera-train has made.
+#include <algorithm>
+#include <filesystem>
+#include <string>
+
+#include "tests/cli/program.hpp"
+#include "tests/cli/tiny_run.hpp"
+#include "tests/support/catch.hpp"
+#include "tests/support/temporary_folder.hpp"
+#include "tests/support/text.hpp"
+
+using namespace tessera::testing;
+
+namespace {
+
+// A folder with a run of some ranks, which has saved STEP and its weights.
+class Run : public BookFolder {
+ public:
+  static constexpr const char* kStep = "checkpoint/step-2";
+
+  explicit Run(int ranks, const std::string& options = "") {
+    const Outcome run = command(
+        kTiny +
+        "--checkpoint.enable=true --training.steps=2 --training.global_batch_size=6 --ranks " +
+        std::to_string(ranks) + " --save=saved.safetensors " + options);
+    INFO(run.out << run.err);
+    REQUIRE(run.exit_code == 0);
+  }
+
+  Outcome command(const std::string& text) const { return run_command(text, path().string()); }
+  Outcome tool(const std::string& arguments) const {
+    return command("tessera-checkpoint " + arguments);
+  }
+  std::string shard(int rank) const {
+    return std::string(kStep) + "/model/shard-0000" + std::to_string(rank + 1) +
+           "-model-00001-of-00001.safetensors";
+  }
+};
+
+}  // namespace
+
+TEST_CASE("inspect says what a checkpoint has", "[checkpoint_tool]") {
+  for (const int ranks : {1, 3}) {
+    const Run run(ranks);
+    const Outcome text = run.tool("inspect checkpoint/step-2");
+    INFO(text.out << text.err);
+    CHECK(text.exit_code == 0);
+    CHECK(text.out.starts_with("'checkpoint/step-2': step 2, saved by " + std::to_string(ranks) +
+                               (ranks == 1 ? " rank as " : " ranks as ")));
+    CHECK(has(text.out, "\n  samples = 12\n"));
+    CHECK(has(text.out, "\n  config.model.dim = \"16\"\n"));
+    CHECK(has(text.out,
+              " tensors in " + std::to_string(ranks) + (ranks == 1 ? " file, " : " files, ")));
+    CHECK(has(text.out, "  model.norm.weight "));
+    CHECK(has(text.out, " f32 [16]\n"));
+    CHECK(has(text.out, "  state.model.norm.weight.exp_avg_sq "));
+
+    const Outcome json = run.tool("inspect --json checkpoint/step-2");
+    INFO(json.out << json.err);
+    CHECK(json.exit_code == 0);
+    CHECK(json.out.starts_with("{\"path\": \"checkpoint/step-2\", \"id\": \""));
+    CHECK(json.out.ends_with("}}}\n"));
+    CHECK(has(json.out, "\"step\": 2, \"ranks\": " + std::to_string(ranks) + ", \"bytes\": "));
+    CHECK(has(json.out, "\"samples\": 12"));
+    CHECK(has(json.out, "\"model.norm.weight\": {\"dtype\": \"f32\", \"shape\": [16]}"));
+  }
+}
+
+TEST_CASE("verify finds a flipped byte, a missing file and one too many", "[checkpoint_tool]") {
+  for (const int ranks : {1, 3}) {
+    const Run run(ranks);
+    const Outcome good = run.tool("verify checkpoint/step-2");
+    INFO(good.out << good.err);
+    CHECK(good.exit_code == 0);
+    CHECK(good.out.starts_with("'checkpoint/step-2': " + std::to_string(2 * ranks) + " files, "));
+    CHECK(good.out.ends_with(" bytes, all as saved\n"));
+    CHECK(good.err.empty());
+    CHECK(has(run.tool("verify --json checkpoint/step-2").out, "\"whole\": true, \"files\": "));
+
+    const std::string file = run.shard(ranks - 1), whole = run.read(file);
+    std::string flipped = whole;
+    flipped.back() ^= 4;
+    run.write(file, flipped);
+    const Outcome bad = run.tool("verify checkpoint/step-2");
+    INFO(bad.out << bad.err);
+    CHECK(bad.exit_code == 1);
+    CHECK(has(bad.out, " in '" + file + "' has other bytes than were saved"));
+    CHECK(bad.out.ends_with(" bytes, 1 fault\n"));
+    CHECK(run.tool("verify checkpoint/step-2 --json").exit_code == 1);
+    CHECK(has(run.tool("verify checkpoint/step-2 --json").out, "\"whole\": false"));
+
+    flipped = whole;
+    flipped[whole.find("\"dtype\"") + 1] ^= 4;
+    run.write(file, flipped);
+    CHECK(run.tool("verify checkpoint/step-2").exit_code == 1);
+    run.write(file, whole);
+    run.write("checkpoint/step-2/model/stray.safetensors", whole);
+    CHECK(has(run.tool("verify checkpoint/step-2").out, "stray.safetensors' is named by no man"));
+    std::filesystem::remove(run / "checkpoint/step-2/model/stray.safetensors");
+    CHECK(run.tool("verify checkpoint/step-2").exit_code == 0);
+    std::filesystem::remove(run / file);
+    const Outcome missing = run.tool("verify checkpoint/step-2");
+    CHECK(missing.exit_code == 1);
+    CHECK(has(missing.out, file + "'"));
+    std::string manifest = run.read("checkpoint/step-2/manifest.json");
+    manifest[40] ^= 1;
+    run.write("checkpoint/step-2/manifest.json", manifest);
+    CHECK(run.tool("verify checkpoint/step-2").exit_code == 1);
+    CHECK(run.tool("inspect checkpoint/step-2").exit_code == 2);
+  }
+}
+
+TEST_CASE("diff tells equal from unlike, to the bit", "[checkpoint_tool]") {
+  const Run run(3);
+  const Run other(1, "--debug.seed=1"), alike(3);
+  const std::string there = (alike.path() / Run::kStep).string();
+  const Outcome equal = run.tool("diff checkpoint/step-2 " + there);
+  INFO(equal.out << equal.err);
+  CHECK(equal.exit_code == 0);
+  CHECK(equal.out == "0 of 48 tensors and 0 of 84 scalars differ: equal bits\n");
+  CHECK(run.tool("diff checkpoint/step-2 saved.safetensors").exit_code == 0);
+
+  // One bit of one element: the last one's lowest.
+  std::string weights = run.read("saved.safetensors");
+  weights[weights.size() - 4] ^= 1;
+  run.write("bit.safetensors", weights);
+  const Outcome bit = run.tool("diff bit.safetensors checkpoint/step-2");
+  INFO(bit.out << bit.err);
+  CHECK(bit.exit_code == 1);
+  CHECK(std::count(bit.out.begin(), bit.out.end(), '\n') == 2);
+  CHECK(has(bit.out, "  1 of "));
+  CHECK(has(bit.out, " unlike, largest difference "));
+  CHECK(has(bit.out, "1 of 12 tensors and 0 of 0 scalars differ\n"));
+  const Outcome json = run.tool("diff --json bit.safetensors checkpoint/step-2");
+  CHECK(json.exit_code == 1);
+  CHECK(has(json.out, "\"equal\": false, \"tensors\": 12, "));
+  CHECK(has(json.out, "\"unlike\": 1, \"largest\": "));
+
+  const Outcome unlike = run.tool("diff checkpoint/step-2 " + (other.path() / Run::kStep).string());
+  INFO(unlike.out << unlike.err);
+  CHECK(unlike.exit_code == 1);
+  CHECK(has(unlike.out, "config.debug.seed = \"0\" -> \"1\"\n"));
+  CHECK(has(unlike.out, "\nmodel: lm_head.weight  f32 [256, 16]  "));
+
+  // Bytes that were not saved are bad input, and no difference.
+  std::string shard = run.read(run.shard(1));
+  shard.back() ^= 1;
+  run.write(run.shard(1), shard);
+  CHECK(run.tool("diff checkpoint/step-2 " + there).exit_code == 2);
+}
+
+TEST_CASE("an export has the bits of --save, and loads", "[checkpoint_tool]") {
+  for (const int ranks : {1, 3}) {
+    const Run run(ranks);
+    const Outcome whole = run.tool("export checkpoint/step-2 whole --max-shard-size=20KB");
+    INFO(whole.out << whole.err);
+    CHECK(whole.exit_code == 0);
+    CHECK(whole.out == "'whole': 12 tensors, 49,344 bytes in 3 files\n");
+    CHECK(std::filesystem::exists(run / "whole/model-00003-of-00003.safetensors"));
+    CHECK(has(run.read("whole/model.safetensors.index.json"),
+              "\"lm_head.weight\": \"model-00003-of-00003.safetensors\""));
+    CHECK(run.tool("diff whole saved.safetensors").exit_code == 0);
+    const Outcome loaded =
+        run.command(kTiny + "--training.steps=0 --load=whole --save=again.safetensors");
+    INFO(loaded.out << loaded.err);
+    CHECK(loaded.exit_code == 0);
+    CHECK(run.read("again.safetensors") == run.read("saved.safetensors"));
+
+    // In 16 bits as --save writes these.
+    CHECK(run.command(kTiny + "--training.steps=0 --load=whole --save=half.safetensors "
+                              "--checkpoint.export_dtype=bfloat16")
+              .exit_code == 0);
+    const Outcome half = run.tool("export --json checkpoint/step-2 half/ --dtype bfloat16");
+    CHECK(half.out == "{\"path\": \"half\", \"files\": 1, \"tensors\": 12, \"bytes\": 24672}\n");
+    CHECK(run.tool("diff half half.safetensors").exit_code == 0);
+    CHECK(run.tool("diff half whole").exit_code == 1);
+
+    // Nothing is written over, and nothing is left of what failed.
+    const Outcome again = run.tool("export checkpoint/step-2 whole");
+    CHECK(again.exit_code == 2);
+    CHECK(has(again.err, "'whole' is there already"));
+    std::string shard = run.read(run.shard(0));
+    shard.back() ^= 1;
+    run.write(run.shard(0), shard);
+    const std::size_t entries = run.entries();
+    CHECK(run.tool("export checkpoint/step-2 bad").exit_code == 2);
+    CHECK(run.entries() == entries);
+  }
+}
+
+TEST_CASE("tessera-checkpoint refuses what it does not know in one line", "[checkpoint_tool]") {
+  const BookFolder folder;
+  const auto refused = [&](const std::string& arguments, const std::string& message) {
+    const Outcome run = run_command("tessera-checkpoint " + arguments, folder.path().string());
+    INFO(arguments << '\n' << run.out << run.err);
+    CHECK(run.exit_code == 2);
+    CHECK(run.out.empty());
+    CHECK(run.err.starts_with("tessera-checkpoint: "));
+    CHECK(std::count(run.err.begin(), run.err.end(), '\n') == 1);
+    CHECK(has(run.err, message));
+  };
+  refused("", "no command is given");
+  refused("--json", "no command is given");
+  refused("reshard a", "'reshard' is no command; expected one of inspect, verify, diff, export");
+  refused("inspect", "inspect takes 1 path, and got 0");
+  refused("verify a b", "verify takes 1 path, and got 2");
+  refused("inspect --josn .", "unknown option '--josn'");
+  refused("inspect nowhere", "checkpoint 'nowhere' does not exist");
+  refused("verify .", "has no manifest.json");
+  refused("diff a", "diff takes 2 paths, and got 1");
+  refused("diff nowhere nowhere", "'nowhere' does not exist");
+  refused("inspect a --dtype=float32", "inspect takes no --dtype; export does");
+  refused("export a b --dtype int8", "--dtype=int8: expected float32, bfloat16 or float16");
+  refused("export a b --max-shard-size=0", "--max-shard-size=0: expected bytes");
+  refused("export a b --max-shard-size=5XB", "--max-shard-size=5XB: expected bytes");
+  refused("export a b --max-shard-size=9223372036854775807GB", "expected bytes");
+  refused("export a b --max-shard-size", "--max-shard-size=: expected bytes");
+  refused("export nowhere b", "'nowhere' does not exist");
+  const Outcome help = run_command("tessera-checkpoint --help", folder.path().string());
+  CHECK(help.exit_code == 0);
+  CHECK(has(help.out, "usage\n"));
+  CHECK(run_command("tessera-checkpoint --help >/dev/full", folder.path().string()).exit_code == 1);
+}

@@ -1,0 +1,92 @@
+// Ranks under mpirun of which one is killed at a call of the system in a save: the run goes on from
+// what is whole, on other ranks.
+#include <algorithm>
+#include <filesystem>
+#include <string>
+
+#include "tests/cli/program.hpp"
+#include "tests/cli/tiny_run.hpp"
+#include "tests/support/catch.hpp"
+#include "tests/support/share.hpp"
+#include "tests/support/temporary_folder.hpp"
+#include "tests/support/text.hpp"
+
+using namespace tessera::testing;
+
+namespace {
+
+constexpr int kRanks = 4;
+
+// Of the same run: saves at step 2 and, at its end, at step 3, and keeps one.
+std::string run_of(const std::string& options) {
+  return kTiny + "--checkpoint.enable=true --checkpoint.interval=2 --checkpoint.keep_latest_k=1 " +
+         options + ' ';
+}
+
+bool has_step(const TemporaryFolder& folder, int step) {
+  return std::filesystem::exists(folder.path() / "checkpoint" / ("step-" + std::to_string(step)) /
+                                 "manifest.json");
+}
+
+}  // namespace
+
+TEST_CASE("ranks of which one is killed at any call of a save go on, on other ranks") {
+  if (!std::filesystem::exists(TESSERA_MPIRUN)) {
+    WARN("skipped: mpirun is not there");
+    return;
+  }
+  // How the checkpoints are saved.
+  const std::string way = GENERATE(as<std::string>{}, "");
+  const BookFolder kept;
+  const Outcome begun = run_command(run_of(way + " --training.steps=1"), kept.path().string());
+  REQUIRE(begun.exit_code == 0);
+  REQUIRE(has_step(kept, 1));
+  GridShare share;
+  int killed = 0;
+  for (int rank = 0; rank < kRanks; ++rank)
+    for (int call = 1;; ++call) {
+      if (!share.takes()) continue;
+      const TemporaryFolder folder;
+      std::filesystem::copy(kept.path(), folder.path(), std::filesystem::copy_options::recursive);
+      auto variables = kMpirun;
+      variables["KILL_AT"] =
+          std::to_string(rank) + ' ' + std::to_string(call) + ' ' + (folder / "checkpoint");
+      const std::string command =
+          "mpirun -n " + std::to_string(kRanks) + " -x LD_PRELOAD=" TESSERA_KILLED_PROGRAM " " +
+          run_of(way + " --training.steps=3 --checkpoint.folder=" + (folder / "checkpoint"));
+      const Outcome run = run_command(command, folder.path().string(), variables);
+      INFO("rank " << rank << ", call " << call << '\n' << run.out << run.err);
+      const bool is_whole = run.exit_code == 0;
+      killed += is_whole ? 0 : 1;
+      // What is told is there, or what was saved behind it.
+      const int told = has(run.out, "checkpoint: step 3 is in")   ? 3
+                       : has(run.out, "checkpoint: step 2 is in") ? 2
+                                                                  : 1;
+      int newest = 0;
+      for (const int step : {1, 2, 3}) {
+        if (!has_step(folder, step)) continue;
+        newest = step;
+        const Outcome verified =
+            run_command("tessera-checkpoint verify checkpoint/step-" + std::to_string(step),
+                        folder.path().string());
+        INFO(verified.out << verified.err);
+        CHECK(verified.exit_code == 0);
+      }
+      CHECK(newest >= told);
+      const Outcome resumed =
+          run_command(run_of("--training.steps=5 --ranks 2"), folder.path().string());
+      INFO(resumed.out << resumed.err);
+      CHECK(resumed.exit_code == 0);
+      CHECK(has(resumed.out, "goes on behind step " + std::to_string(newest) + " of"));
+      CHECK(has_step(folder, 5));
+      // Beside it stays what it was loaded from, and nothing that was left.
+      for (const auto& entry : std::filesystem::directory_iterator(folder.path() / "checkpoint")) {
+        const std::string name = entry.path().filename().string();
+        CHECK((name == "step-5" || name == "step-" + std::to_string(newest)));
+      }
+      CHECK(whole_lines(folder) == 5);
+      if (is_whole) break;
+    }
+  CHECK(killed > 0);
+  if (GridShare::stride() == 1) CHECK(killed > 250);
+}

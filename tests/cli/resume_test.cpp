@@ -1,0 +1,225 @@
+// Runs that go on where another was: the bits of the one that nobody interrupted, on any ranks, and
+// refusals that lose nothing.
+#include <algorithm>
+#include <csignal>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+#include "tests/cli/program.hpp"
+#include "tests/cli/tiny_run.hpp"
+#include "tests/support/catch.hpp"
+#include "tests/support/temporary_folder.hpp"
+#include "tests/support/text.hpp"
+
+using namespace tessera::testing;
+
+namespace {
+
+const std::string kResumed = kTiny + "--checkpoint.enable=true --checkpoint.interval=4 ",
+                  kAsync = "--checkpoint.async_mode=async ";
+
+Outcome run_well(const std::string& command, const TemporaryFolder& folder) {
+  const Outcome run = run_command(command, folder.path().string());
+  INFO(command << '\n' << run.out << run.err);
+  REQUIRE(run.exit_code == 0);
+  return run;
+}
+
+// Lines of metrics without what the clock says.
+std::string losses(const TemporaryFolder& folder) {
+  std::string text = folder.read("out.jsonl"), kept;
+  for (std::size_t begin = 0, end; (end = text.find('\n', begin)) != text.npos; begin = end + 1) {
+    const std::string line = text.substr(begin, end - begin);
+    kept += line.substr(0, line.find(", \"tokens_per_second\"")) + '\n';
+  }
+  return kept;
+}
+
+}  // namespace
+
+TEST_CASE("a run that goes on has the bits of the one that was not interrupted") {
+  bool is_async = false;
+  for (const std::string& options :
+       {std::string("--ranks 2 "), std::string("--ranks 2 --data.heldout=0.1 --validation.freq=3 "),
+        std::string(
+            "--ranks 4 --optimizer.name=Muon --parallelism.data_parallel_replicate_degree=2 "),
+        std::string("--ranks 2 --optimizer.name=SGD --optimizer.momentum=0.9 "
+                    "--training.local_batch_size=1 --lr_scheduler.warmup_steps=5 "),
+        std::string("--ranks 1 --model.name=gpt2 --model.dropout=0.2 "
+                    "--training.mixed_precision_param=bfloat16 ")}) {
+    const BookFolder folder;
+    // 375 samples, so that 4 a step go through the end of the epoch between steps 93 and 94.
+    const std::string steps = options.find("Muon") == std::string::npos ? "11" : "98",
+                      cut = steps == "11" ? "6" : "92";
+    INFO(options);
+    run_well(kTiny + options + "--training.steps=" + steps + " --save=whole.safetensors", folder);
+    const std::string whole = losses(folder);
+    is_async = !is_async;  // by turns
+    run_well(kResumed + options + (is_async ? kAsync : "") + "--training.steps=" + cut, folder);
+    const Outcome resumed = run_well(
+        kResumed + options + "--training.steps=" + steps + " --save=resumed.safetensors", folder);
+    CHECK(has(resumed.out, "checkpoint: goes on behind step " + cut + " of 'checkpoint/step-" +
+                               cut + "', which "));
+    CHECK(has(resumed.out, "checkpoint: changed since: training.steps " + cut + " -> " + steps));
+    CHECK(losses(folder) == whole);
+    CHECK(folder.read("resumed.safetensors") == folder.read("whole.safetensors"));
+  }
+}
+
+TEST_CASE("a run goes on with other ranks, batches, rates and layouts") {
+  const BookFolder folder;
+  run_well(kResumed + "--ranks 2 --training.steps=6", folder);
+  const Outcome resumed = run_well(
+      kResumed +
+          "--ranks 3 --training.steps=9 --training.global_batch_size=6 --optimizer.lr=1e-4 "
+          "--model.projections=fused",
+      folder);
+  CHECK(has(resumed.out, "which 2 ranks saved\n"));
+  CHECK(has(resumed.out,
+            "checkpoint: changed since: model.projections separate -> fused, optimizer.lr 8e-04 -> "
+            "1e-04, training.global_batch_size 4 -> 6, training.steps 6 -> 9\n"));
+  CHECK(whole_lines(folder) == 9);
+
+  // Weights alone, and nothing more to train.
+  run_well(kTiny + "--ranks 1 --training.steps=2 --load=checkpoint/step-9", folder);
+  run_well(kResumed + "--ranks 1 --training.steps=9", folder);
+  // A whole run is forked, and leaves what it came from alone.
+  const Outcome forked =
+      run_well(kResumed +
+                   "--ranks 2 --training.steps=10 --training.global_batch_size=6 "
+                   "--checkpoint.folder=fork --checkpoint.initial_load_path=checkpoint "
+                   "--checkpoint.exclude_from_loading=optimizer,dataloader",
+               folder);
+  CHECK(has(forked.out, "goes on behind step 9 of 'checkpoint/step-9'"));
+  CHECK(std::filesystem::exists(folder.path() / "fork/step-10/manifest.json"));
+  CHECK_FALSE(std::filesystem::exists(folder.path() / "checkpoint/step-10"));
+}
+
+TEST_CASE("a run keeps its newest checkpoints, and saves before it stops") {
+  const BookFolder folder;
+  run_well(kResumed +
+               "--ranks 2 --training.steps=13 --checkpoint.keep_latest_k=2 "
+               "--checkpoint.enable_first_step_checkpoint=true",
+           folder);
+  for (const int step : {1, 4, 8, 12, 13}) {
+    INFO(step);
+    CHECK(std::filesystem::exists(folder.path() / ("checkpoint/step-" + std::to_string(step))) ==
+          (step >= 12));
+  }
+  CHECK(std::distance(std::filesystem::directory_iterator(folder.path() / "checkpoint"), {}) == 2);
+}
+
+TEST_CASE(
+    "a run saves beside its steps, in memory that was planned, and finishes that at its stop") {
+  const BookFolder folder;
+  const Outcome stopped = run_command(
+      kResumed + kAsync +
+          "--ranks 2 --training.steps=1000000 --checkpoint.interval=50 > log & run=$!; "
+          "until [ -e checkpoint/step-100 ]; do sleep 0.05; done; kill -TERM $run; wait $run",
+      folder.path().string());
+  INFO(stopped.err);
+  CHECK(stopped.exit_code == 128 + SIGTERM);
+  const std::string log = folder.read("log"), after = "stopped by SIGTERM after step ";
+  INFO(log);
+  const std::size_t at = log.find(after);
+  REQUIRE(at != log.npos);
+  const std::string last = std::to_string(std::stoi(log.substr(at + after.size())));
+  CHECK(has(log, "checkpoint: step 50 is in 'checkpoint/step-50', "));
+  CHECK(has(log.substr(0, at),
+            "checkpoint: step " + last + " is in 'checkpoint/step-" + last + "', "));
+  CHECK(has(log, "as planned; 2 of 2 ranks as in their plans"));
+  const std::string host = log.substr(log.find("on the host: planned peak "));
+  const std::int64_t planned = std::stoll(host.substr(host.find("peak ") + 5));
+  CHECK(planned > 0);
+  CHECK(has(host, " used " + std::to_string(planned) + " bytes"));
+  CHECK(whole_lines(folder) == std::stoi(last));
+  CHECK(has(
+      run_well(kResumed + kAsync + "--ranks 3 --training.global_batch_size=6 --training.steps=" +
+                   std::to_string(std::stoi(last) + 1),
+               folder)
+          .out,
+      "goes on behind step " + last));
+
+  const Outcome plan = run_well(
+      "tessera-train --model.dim=16 --model.n_layers=1 --model.n_heads=2 --training.seq_len=16 "
+      "--training.global_batch_size=4 --checkpoint.enable=true --ranks 2 --dry-run " +
+          kAsync,
+      folder);
+  CHECK(has(plan.out, "on the host: planned peak " + std::to_string(planned) + " bytes"));
+  CHECK(has(plan.out, "checkpoint staging"));
+}
+
+TEST_CASE("checkpoints that would have no room are bad input before the first step") {
+  const BookFolder folder;
+  // A checkpoint is a third of what is free, in 12 bytes for each of 2 x 4096 weights of a token.
+  const std::uintmax_t tokens = std::min<std::uintmax_t>(
+      1 << 24, std::filesystem::space(folder.path()).available / 3 / (12 * 2 * 4096));
+  const auto refused = [&](const std::string& options) {
+    const Outcome run =
+        run_command(kResumed + "--model.dim=4096 --model.n_heads=32 --model.vocab_size=" +
+                        std::to_string(tokens) + options,
+                    folder.path().string());
+    INFO(run.out << run.err);
+    CHECK(run.exit_code == 2);
+    return run.err;
+  };
+  CHECK(has(refused(" --training.steps=400"),
+            "tessera-train: checkpoint.keep_latest_k=10, so room for 11 more checkpoints: "
+            "'checkpoint/trial' needs "));
+  CHECK(has(refused(" --training.steps=20 --checkpoint.keep_latest_k=0"), "room for 5 more"));
+}
+
+TEST_CASE("what is not finite is never saved as a checkpoint, which is no bad input") {
+  const BookFolder folder;
+  const std::string mode = GENERATE(as<std::string>{}, "", kAsync);
+  run_well(kResumed + "--ranks 2 --training.steps=4", folder);
+  const Outcome run = run_command(
+      kResumed + mode +
+          "--ranks 2 --training.steps=5 --optimizer.lr=3e38 --optimizer.weight_decay=50",
+      folder.path().string());
+  INFO(run.out << run.err);
+  CHECK(run.exit_code == 1);
+  CHECK(has(run.err,
+            "training.stop_on_nan: step 5: checkpoint::save: 'model.embed_tokens.weight' "
+            "is not finite, and nothing is saved; lower optimizer.lr"));
+  CHECK(std::filesystem::exists(folder.path() / "checkpoint/step-4/manifest.json"));
+  CHECK(std::distance(std::filesystem::directory_iterator(folder.path() / "checkpoint"), {}) == 1);
+}
+
+TEST_CASE("a checkpoint that does not fit is bad input, and stays") {
+  const BookFolder folder;
+  run_well(kResumed + "--ranks 2 --training.steps=6", folder);
+  const std::string metrics = folder.read("out.jsonl");
+  const auto refused = [&](const std::string& options) {
+    const Outcome run = run_command(kResumed + options, folder.path().string());
+    INFO(options << '\n' << run.out << run.err);
+    CHECK(run.exit_code == 2);
+    CHECK(run.out.empty());
+    CHECK(folder.read("out.jsonl") == metrics);
+    return run.err;
+  };
+  const std::string goes = "--ranks 2 --training.steps=9 ";
+  CHECK(has(refused(goes + "--model.dim=8"),
+            "tessera-train: model.dim: 'checkpoint/step-6' was made with 16, this run has 8; give "
+            "the same, or name another checkpoint.folder\n"));
+  CHECK(has(refused(goes + "--debug.seed=3"), "debug.seed: "));
+  CHECK(has(refused(goes + "--data.heldout=0.2"), "data.heldout: "));
+  CHECK(has(refused(goes + "--training.seq_len=8"), "training.seq_len: "));
+  CHECK(has(refused(goes + "--optimizer.name=SGD"), "optimizer.name: "));
+  folder.write("other.txt", folder.read("book.txt") + "more");
+  CHECK(has(refused(goes + "--data.path=other.txt"), "the contents of data.path: "));
+  CHECK(has(refused(goes + "--checkpoint.load_step=4"),
+            "checkpoint.load_step=4: 'checkpoint' has step 6, and the steps between would be "
+            "written twice"));
+  CHECK(has(refused(goes + "--checkpoint.load_step=7"), "'checkpoint/step-7' does not exist"));
+  CHECK(has(refused(goes + "--checkpoint.folder=none --checkpoint.load_step=7"),
+            "'none' has no checkpoint"));
+  CHECK(has(refused(goes + "--checkpoint.folder=book.txt"), "Not a directory"));
+  CHECK(has(refused(goes + "--checkpoint.folder=none --checkpoint.initial_load_path=nowhere"),
+            "checkpoint.initial_load_path: checkpoint 'nowhere' does not exist"));
+  std::string manifest = folder.read("checkpoint/step-6/manifest.json");
+  manifest[40] ^= 1;
+  folder.write("checkpoint/step-6/manifest.json", manifest);
+  CHECK(has(refused(goes), "manifest.json' is not as it was written; take another checkpoint"));
+}

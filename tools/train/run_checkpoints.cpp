@@ -1,0 +1,255 @@
+#include "tools/train/run_checkpoints.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "tessera/checkpoint/model.hpp"
+#include "tools/train/agreement.hpp"
+#include "tools/train/schema.hpp"
+
+namespace tessera::train {
+namespace {
+
+constexpr const char *kConfig = "config.", *kData = "the contents of data.path",
+                     *kSamples = "samples";
+
+// What another value of would make another run of: of the keys of the model all but how its
+// projections are stored.
+bool is_fixed(std::string_view key) {
+  return (key.starts_with("model.") && key != "model.projections") || key == "training.seq_len" ||
+         key == "data.order" || key == "data.heldout" || key == "debug.seed";
+}
+// What has no part in the values of a run, or is another on each machine.
+bool is_told(std::string_view section) {
+  return section == "training" || section == "optimizer" || section == "lr_scheduler" ||
+         section == "parallelism" || section == "model" || section == "activation_checkpoint" ||
+         section == "quantize.linear.float8" || section == "data" || section == "debug";
+}
+
+checkpoint::Scalars facts_of(const Config& config, const Inputs& inputs) {
+  checkpoint::Scalars facts{{kData, data_fingerprint(inputs)}};
+  for (const Key& key : schema())
+    if (is_told(key.section) && key.full_name() != "data.path" &&
+        key.full_name() != "debug.executor")
+      facts.emplace(kConfig + key.full_name(), shown_value(key, key.get(config)));
+  return facts;
+}
+
+// The most that one takes: weights and moments in f32.
+std::int64_t bytes_of_checkpoint(const Config& config, std::int64_t parameters) {
+  const auto& o = config.optimizer;
+  const std::int64_t moments = o.name != OptimizerName::sgd  ? 2
+                               : o.momentum.value_or(0) != 0 ? 1
+                                                             : 0;
+  return (1 + moments) * 4 * parameters;
+}
+
+// What all ranks find alike, and none in the place of others.
+[[noreturn]] void refuse(const std::string& message) {
+  throw detail::with_rank(DataError(message), 0);
+}
+
+std::string text_of(const checkpoint::Scalar& value) {
+  const std::string& text = std::get<std::string>(value);
+  return text.empty() ? "unset" : text;
+}
+
+std::string without_prefix(std::string_view fact) {
+  return std::string(fact.starts_with(kConfig) ? fact.substr(std::string_view(kConfig).size())
+                                               : fact);
+}
+
+}  // namespace
+
+RunCheckpoints::RunCheckpoints(const Config& config, const Inputs& inputs, const World& world,
+                               std::int64_t parameters)
+    : config_(config), world_(world), facts_(facts_of(config, inputs)) {
+  const auto& c = config.checkpoint;
+  if (!c.load_only)
+    named("checkpoint.folder", [&] { checkpoint::check_folder(c.folder, 0, world); });
+  find();
+  if (from_) check_fit();
+  if (!c.load_only) check_room(bytes_of_checkpoint(config, parameters));
+  if (c.stages()) saver_.emplace(c.folder, world, options());
+}
+
+checkpoint::CheckpointOptions RunCheckpoints::options() const {
+  const auto& c = config_.checkpoint;
+  return {.must_be_finite = config_.training.stop_on_nan,
+          .keep_latest = c.keep_latest_k,
+          .loaded = from_ && from_->path() == checkpoint::step_folder(c.folder, first_step_)
+                        ? std::optional(first_step_)
+                        : std::nullopt};
+}
+
+// Each checkpoint is written before an older one goes, so there is one more than are kept.
+void RunCheckpoints::check_room(std::int64_t bytes) const {
+  const auto& c = config_.checkpoint;
+  const std::int64_t steps = config_.training.steps;
+  // Those that are to come: at multiples of the interval, behind the first step, at the end.
+  std::int64_t count = std::max<std::int64_t>(0, steps / c.interval - first_step_ / c.interval);
+  if (c.enable_first_step_checkpoint && first_step_ == 0 && c.interval > 1 && steps > 1) ++count;
+  if (steps > first_step_ && steps % c.interval != 0) ++count;
+  if (c.keep_latest_k > 0) {
+    const std::int64_t there = std::ssize(checkpoint::steps_in(c.folder));
+    count = std::min(count, std::max<std::int64_t>(1, c.keep_latest_k + 1 - there));
+  }
+  named(count > 1 ? concat("checkpoint.keep_latest_k=", c.keep_latest_k, ", so room for ", count,
+                           " more checkpoints")
+                  : std::string("checkpoint.folder"),
+        [&] {
+          constexpr double kMost = 1ll << 62;  // more than any disk has
+          const double all = static_cast<double>(count) * static_cast<double>(bytes);
+          checkpoint::check_folder(c.folder, static_cast<std::int64_t>(std::min(all, kMost)),
+                                   world_);
+        });
+}
+
+bool RunCheckpoints::leaves_out(std::string_view what) const {
+  return config_.checkpoint.exclude_from_loading.find(what) != std::string::npos;
+}
+
+void RunCheckpoints::find() {
+  const auto& c = config_.checkpoint;
+  const std::optional<std::int64_t> newest =
+      named("checkpoint.folder", [&] { return checkpoint::newest(c.folder, world_); });
+  if (newest && c.load_step >= 0 && c.load_step < *newest && !c.load_only)
+    refuse(concat("checkpoint.load_step=", c.load_step, ": '", c.folder, "' has step ", *newest,
+                  ", and the steps between would be written twice; name another "
+                  "checkpoint.folder and this one as checkpoint.initial_load_path"));
+  if (newest) {
+    named("checkpoint.folder",
+          [&] { from_.emplace(c.folder, c.load_step >= 0 ? c.load_step : *newest); });
+  } else if (!c.initial_load_path.empty()) {
+    named("checkpoint.initial_load_path", [&] {
+      const auto step = checkpoint::newest(c.initial_load_path, world_);
+      from_.emplace(step ? checkpoint::step_folder(c.initial_load_path,
+                                                   c.load_step >= 0 ? c.load_step : *step)
+                         : c.initial_load_path);
+    });
+  } else if (c.load_step >= 0) {
+    refuse(concat("checkpoint.load_step=", c.load_step, ": '", c.folder,
+                  "' has no checkpoint; leave it out to begin one"));
+  }
+  if (!from_) return;
+  // Files that are missing or of another save are told before anything is said or made.
+  named("checkpoint.folder", [&] {
+    (void)from_->part("model");
+    if (!leaves_out("optimizer")) (void)from_->part("optimizer");
+  });
+  first_step_ = saved_ = from_->step();
+  if (newest == std::nullopt) saved_ = -1;  // another folder's
+  if (!leaves_out("dataloader"))
+    named("checkpoint.folder", [&] { first_sample_ = from_->integer(kSamples); });
+}
+
+void RunCheckpoints::check_fit() const {
+  for (const auto& [name, now] : facts_) {
+    const std::string key = without_prefix(name);
+    const auto then = from_->scalars().find(name);
+    if (then == from_->scalars().end() || then->second == now) continue;
+    if (key == kData              ? !leaves_out("dataloader")
+        : key == "optimizer.name" ? !leaves_out("optimizer")
+                                  : is_fixed(key))
+      refuse(concat(key, ": '", from_->path(), "' was made with ", text_of(then->second),
+                    ", this run has ", text_of(now),
+                    "; give the same, or name another checkpoint.folder"));
+  }
+}
+
+void RunCheckpoints::prepare(Trainer& trainer) {
+  if (saver_) saver_->prepare(trainer.parts());
+}
+
+void RunCheckpoints::resume(Trainer& trainer, const Say& say) {
+  if (!from_) return;
+  named("checkpoint.folder", [&] {
+    trainer.model().load(*from_->part("model"));
+    if (!leaves_out("optimizer"))
+      trainer.optimizer().load(trainer.model(), *from_->part("optimizer"));
+  });
+  trainer.set_rates();
+  world_.barrier();
+  say(concat("checkpoint: goes on behind step ", first_step_, " of '", from_->path(), "', which ",
+             from_->ranks(), from_->ranks() == 1 ? " rank" : " ranks", " saved"));
+  std::string changed;
+  for (const auto& [name, now] : facts_)
+    if (const auto then = from_->scalars().find(name);
+        then != from_->scalars().end() && then->second != now)
+      changed += concat(changed.empty() ? "" : ", ", without_prefix(name), ' ',
+                        text_of(then->second), " -> ", text_of(now));
+  if (!changed.empty()) say("checkpoint: changed since: " + changed);
+}
+
+bool RunCheckpoints::is_due(std::int64_t done, bool is_last) const {
+  const auto& c = config_.checkpoint;
+  if (c.load_only || done == saved_) return false;
+  return is_last || done % c.interval == 0 || (c.enable_first_step_checkpoint && done == 1);
+}
+
+// What is said of a save that fails. It could be written when the run began: no bad input.
+template <class F>
+void RunCheckpoints::saving(std::int64_t step, const F& f) const {
+  const auto fail = [](const DataError& error, const std::string& message) {
+    throw detail::with_rank(DeviceError(message, error.where()), std::max(error.rank(), 0));
+  };
+  try {
+    f();
+  } catch (const checkpoint::NotFinite& error) {
+    fail(error, concat("training.stop_on_nan: step ", step, ": ", error.what(),
+                       "; lower optimizer.lr or look at the data"));
+  } catch (const DataError& error) {
+    fail(error, error.what());
+  }
+}
+
+void RunCheckpoints::save(Trainer& trainer, std::int64_t done, std::int64_t samples,
+                          const Say& say) {
+  const Time begin = std::chrono::steady_clock::now();
+  const auto& c = config_.checkpoint;
+  checkpoint::Scalars scalars = facts_;
+  scalars[kSamples] = samples;
+  if (saver_) {
+    saving(saver_->in_flight().value_or(done),
+           [&] { saver_->save(done, trainer.parts(), scalars); });
+    begun_[done] = begin;
+    tell_saved(say);  // what this save has waited for
+  } else {
+    saving(done,
+           [&] { checkpoint::save(c.folder, done, trainer.parts(), scalars, world_, options()); });
+    tell(done, begin, say);
+  }
+  saved_ = done;
+}
+
+void RunCheckpoints::poll(double sum, const Say& say) {
+  if (!saver_ || !saver_->in_flight()) return;
+  saving(*saver_->in_flight(), [&] { saver_->poll(sum); });
+  tell_saved(say);
+}
+
+void RunCheckpoints::finish(const Say& say) {
+  if (!saver_ || !saver_->in_flight()) return;
+  saving(*saver_->in_flight(), [&] { saver_->wait(); });
+  tell_saved(say);
+}
+
+void RunCheckpoints::tell_saved(const Say& say) {
+  const auto begun = saver_->saved() ? begun_.find(*saver_->saved()) : begun_.end();
+  if (begun == begun_.end()) return;
+  tell(begun->first, begun->second, say);
+  begun_.erase(begun);
+}
+
+void RunCheckpoints::tell(std::int64_t step, Time begin, const Say& say) const {
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+  say(concat("checkpoint: step ", step, " is in '",
+             checkpoint::step_folder(config_.checkpoint.folder, step), "', ",
+             std::round(took.count() * 100) / 100, " s"));
+}
+
+}  // namespace tessera::train
