@@ -40,8 +40,8 @@ class Reshard {
   // As `always`, except for the units that backward needs at once: the root, and the unit that
   // forward calls last.
   static const Reshard automatic;
-  // From forward to backward each rank keeps a k-th of the full parameters, and backward gathers
-  // them from k neighbours (ZeRO++: hpZ). Neighbours are on one machine where that is possible.
+  // From forward to backward each rank keeps 1/ranks of the full parameters. Backward gathers them
+  // from as many neighbours (ZeRO++: hpZ). Neighbours are on one machine where that is possible.
   // `ranks` divides the number of ranks that shard, and is neither 1 nor all of them. The mesh has
   // all ranks of the world.
   static constexpr Reshard to(int ranks) noexcept { return {Kind::to, ranks}; }
@@ -68,31 +68,33 @@ class Reshard {
 inline constexpr Reshard Reshard::automatic{Kind::automatic}, Reshard::always{Kind::always},
     Reshard::never{Kind::never};
 
-// f32, bf16 or f16 (PyTorch: MixedPrecisionPolicy).
+// The dtypes of a unit: f32, bf16 or f16 each (PyTorch: MixedPrecisionPolicy).
 struct MixedPrecision {
-  // Of the full parameters and so of compute, of those that are stored in f32; unset: f32. What
-  // Parameter::set_dtype stores otherwise is gathered as it is.
+  // The dtype of the full parameters, and so of compute; unset: f32. It holds for parameters that
+  // are stored in f32. A parameter that Parameter::set_dtype stores otherwise is gathered as it is.
   std::optional<DType> param{};
-  // Of gradients on the wire: f32 or `param`; unset: f32.
+  // The dtype of gradients on the wire: f32 or `param`; unset: f32.
   std::optional<DType> reduce{};
-  // Of floating tensors that a call of the module gives; unset: as they are. Both of these know the
-  // tensors that hooks do, see nn::Module::call.
+  // The dtype of floating tensors that a call of the module returns; unset: they stay as they are.
+  // The unit finds tensors where hooks find them: see nn::Module::call.
   std::optional<DType> output{};
-  // Whether floating tensors that go into a call become `param`, where it is set.
+  // Whether floating tensors that go into a call are cast to `param`. Where `param` is unset, none
+  // is.
   bool cast_forward_inputs = true;
-  // Another `param` for one parameter, as f32 for the router of a block in bf16; nothing: as all
-  // (PyTorch: param_dtype_override_fn).
+  // Gives one parameter another dtype than `param`, or std::nullopt to keep `param` (PyTorch:
+  // param_dtype_override_fn). For example, the router of a block in bf16 computes in f32:
   //
   //   .param_override_fn = [&](const Parameter& p) {
   //     return p == block.router.weight ? std::optional(f32) : std::nullopt; }
   //
-  // Asked of each parameter that the unit claims. Its module casts what it computes with it. It is
-  // gathered with the others, in its own dtype, and travels packed only in that of `param`.
-  // fully_shard throws where gradients of that dtype can't be reduced in `reduce`.
+  // The unit asks once for each parameter that it claims. The module that uses the parameter casts
+  // what it computes with it. The parameter is gathered with the others, in its own dtype. It
+  // travels packed only if that dtype is `param`. fully_shard throws where gradients of that dtype
+  // can't be reduced in `reduce`.
   std::function<std::optional<DType>(const Parameter&)> param_override_fn{};
 };
 
-// Where a unit's shards, gradients and moments lie, and where the optimizer runs (PyTorch:
+// Where a unit's shards, gradients and moments lie, and where its optimizer runs (PyTorch:
 // CPUOffloadPolicy, always pinned).
 //
 //   none   on the device
@@ -100,8 +102,8 @@ struct MixedPrecision {
 //          shard to the device at once. A reduction copies the sums of a piece back at once.
 //          Parameter::shard and grad, state dicts and clip_grad_norm's norm are tensors of the
 //          host; their operations run on the stream `offload`. The device keeps slots, activations,
-//          and staging for two of the largest shards and two of the largest pieces. A CPU counts
-// these two memories apart, too, so its plan is a GPU's.
+//          and staging for two of the largest shards and two of the largest pieces. On a CPU both
+//          are one memory. It is counted apart all the same, so that the plan is that of a GPU.
 enum class Offload : std::uint8_t { none, cpu };
 
 struct ShardOptions {
@@ -111,9 +113,9 @@ struct ShardOptions {
   DeviceMesh mesh;
   MixedPrecision precision = {};
   Reshard reshard_after_forward = Reshard::automatic;
-  // How many gathers backward queues ahead of the unit that it enters, 1 to 64. In forward it
-  // limits how far gathers run ahead, because only so many have slots of their own beside the open
-  // unit.
+  // How many gathers backward queues ahead of the unit that it enters, 1 to 64. Forward gives this
+  // many gathers slots of their own, beside the slot of the open unit. So it also limits how far
+  // gathers run ahead in forward.
   int prefetch_depth = 1;
   // How many gradients may wait for the network, 1 to 64. Backward fills a unit's gradients piece
   // by piece (`piece_bytes`). Before it fills the next one it waits, on the device, until the
@@ -125,22 +127,24 @@ struct ShardOptions {
   // host's memory in a program that seldom reads a value. Only the root's value counts, so one set
   // of options serves a whole model; slice_bytes is the same.
   int forwards_ahead = 2;
-  // The most bytes that one slice of a streamed parameter may have, of the full tensor; see
+  // The most bytes that one slice of a streamed parameter has, counted in the full tensor; see
   // nn::Module::stream_parameter. 0: the gradient of a slice is at most as large as the largest
   // piece of any unit. A parameter has at most 256 slices, so a slice of a very large one has more
   // bytes.
   std::int64_t slice_bytes = 0;
-  // Whether slices wait, too, in a backward that reduces nothing (set_requires_gradient_sync).
-  // Every rank then has the whole gradient of a table. Otherwise each backward reduces the slices.
+  // Whether gradients of slices wait, too, while set_requires_gradient_sync holds reductions back.
+  // Each rank then keeps the whole gradient of a table. If false, each backward reduces its slices.
   bool slices_wait = false;
   // A unit's gradients are reduced in pieces, each as soon as backward has made it. A parameter
   // with so many bytes of gradient is a piece, and smaller ones fill a piece together. A piece
   // should take several times as long as the latency of a collective.
   std::int64_t piece_bytes = std::int64_t{32} << 20;
-  // A chunk travels packed if it has at most this many bytes in f32 and its parameter fills no
-  // piece. Norms and biases have such chunks. Unpacked, each would be a message of its own. Two
-  // kernels a unit copy them. A unit packs nothing where such chunks, aligned to 64 elements, would
-  // be more than half of its parameters or gradients. 0: none.
+  // Small chunks, as those of norms and biases, travel packed: unpacked, each would be a message of
+  // its own. Small is a chunk of at most this many bytes in f32, whose parameter has less than
+  // `piece_bytes` of gradient. Two kernels of a unit copy such chunks. A gather packs nothing if
+  // small chunks are more than half of the unit's bytes. A reduction packs nothing if they are more
+  // than half of its gradients; there a chunk counts in steps of 64 elements. One small chunk alone
+  // is not packed. 0: none.
   std::int64_t packed_bytes = 4096;
   // The same for all units of a root.
   Offload offload = Offload::none;
@@ -156,18 +160,18 @@ struct ShardOptions {
   // sums these gradients before it clips. An optimizer skips a parameter that this rank has not
   // used, whatever is written to grad(); to use it, add 0 * p to the loss. materialize, init,
   // optimizers, state dicts and reset treat them as parameters without units. They do not go with
-  // offload. In a model that has memory already, only parameters that were registered since then
-  // can be ignored. Ranks may have different values of an ignored parameter. Then an operation that
-  // would keep only rank 0's value is an error: save_weights, a load from rank 0, a state dict for
-  // rank 0.
+  // offload. A model that has memory already can ignore only parameters that were registered since
+  // then. Ranks may have different values of an ignored parameter. Then an operation that would
+  // keep only rank 0's value is an error: save_weights, a load from rank 0, a state dict for rank
+  // 0.
   std::vector<Parameter> ignored{};
 };
 
 // Makes `module` a unit. Call it for inner modules first; the outermost call makes the root. Values
 // that exist are kept, and so are an optimizer's moments of them. Gradients are not kept.
 //   A model that has run may grow between steps, on every rank alike. The root's next call takes in
-// units that were made below it, also such that have run as roots of their own. It throws for a
-// parameter that lies in no unit and is not ignored.
+// units that were made below it. A unit that has run as a root of its own is taken in, too. It
+// throws for a parameter that lies in no unit and is not ignored.
 //   Called again for a unit, this takes in the parameters that were registered below its module
 // since, and gives them memory where the unit has some. The unit is made anew on its mesh, with
 // these options. Decisions by shard/runtime_control.hpp are forgotten for this unit.
@@ -175,8 +179,8 @@ struct ShardOptions {
 //   - for a module that is a unit already and has nothing new;
 //   - where a forward used a unit that changes and its backward has still to come, or where
 //     gradients of such a unit wait unreduced;
-//   - for a parameter that a unit outside this module shares; for one that a unit inside ignores
-//     and this one does not; for one that is to be ignored and lies in a unit;
+//   - for a parameter that a unit outside this module shares; for one that this unit claims and a
+//     unit inside ignores; for one that is to be ignored and lies in a unit;
 //   - for options that cannot take effect.
 // The root's next call throws on every rank where ranks have made different units, given different
 // options or frozen different parameters.
@@ -189,9 +193,9 @@ void fully_shard(nn::Module& module, const ShardOptions& options, Caller at = Ca
 // the root. The first call gathers. The unit stays open until all its modules have been called, or
 // until the outermost call of the root's units ends. So all ranks must call the same modules of the
 // list before they call other units. Backward gathers once for these calls, and reduces once, when
-// it has come back through the first. A later call of one module, as of a head for each chunk of a
-// loss, gathers and reduces for itself. A module inside another one of the list belongs to that
-// one.
+// it has come back through the first. A module may be called again later, for example a head for
+// each chunk of a loss. Each such call gathers and reduces for itself. A module inside another one
+// of the list belongs to that one.
 //   Throws: as above, and ContractError for an empty list, a null pointer, and a module that is
 // there twice.
 void fully_shard(const std::vector<nn::Module*>& modules, const ShardOptions& options,

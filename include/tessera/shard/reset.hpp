@@ -1,4 +1,4 @@
-// After a step that failed: the same process goes on.
+// Going on in the same process after a step that failed.
 #pragma once
 
 #include <string>
@@ -13,13 +13,13 @@ struct ShardReset {
   std::string cause;  // why the step failed: the first rank that did, and what it threw
   // Every rank has the parameters and optimizer state of the same update; Optimizer::steps() says
   // of which. False when the step failed during the update, or before another write to them had run
-  // (Parameter::edit, a load). They have to be loaded then; a step before that is a ContractError
-  // on every rank.
+  // (Parameter::edit, a load). The program then has to load them. Until it has, a step is a
+  // ContractError on every rank.
   bool parameters_are_consistent = true;
 };
-// After a step that failed, on any rank and anywhere in it: makes the next one possible, in this
-// process. Every rank calls it, outside of the modules, once it has caught what the step threw
-// there: its own exception, or the CommError that a peer's became.
+// Makes the next step possible after one that failed, on any rank and anywhere in the step. Every
+// rank calls it, outside of the modules, once it has caught what the step threw there. This is the
+// rank's own exception, or the CommError that a peer's became.
 //
 //   for (bool is_done = false; !is_done;) {
 //     try {
@@ -32,14 +32,14 @@ struct ShardReset {
 //   }
 //
 // The loop asks the optimizer which step is next. A rank that is behind hears of a failure in its
-// peers' step k while it is still in step k - 1, and an update that has not begun is taken back on
-// every rank. An update that all ranks have made runs to its end, whatever fails in the step
-// behind. Other work that the program has queued may not have run. So make batches, and state dicts
-// on the device, anew.
+// peers' step k while it is still in step k - 1. So an update that has not begun is taken back on
+// every rank. An update that all ranks have made runs to its end, whatever fails in the step after
+// it. Other work that the program has queued may not have run. So make batches, and state dicts on
+// the device, anew.
 //
 // `tree` is the root, or a module around all roots of the world. A root that is left out must be
-// reset and loaded before it is used again. On every rank this calls World::recover with `cause`,
-// closes all units below `tree`, and drops all their gradients, also those of earlier
+// reset and loaded before it is used again. On every rank this calls World::recover with `cause`
+// and closes all units below `tree`. It drops all their gradients, also those of earlier
 // micro-batches. It keeps parameters, optimizer state, and what each rank has frozen or decided
 // (shard/runtime_control.hpp). A step that makes such decisions makes them again, since some ranks
 // may have failed before they came to them. Where ranks then differ, the next step says so on all.
