@@ -1,7 +1,7 @@
-// What a load of state by name is made of: what takes values, where they come from, and the match
-// of the two. Module::load and Optimizer::load stand on it.
+// Loads of state by name: what takes values (StateTarget), where they come from (StateSource), and
+// the match of the two (StateMatching). Module::load and Optimizer::load stand on it.
 //
-// It looks at everything first, and nothing has changed when it refuses.
+// A load looks at everything first. When it refuses, nothing has changed.
 #pragma once
 
 #include <cstdint>
@@ -28,20 +28,20 @@ class StateSource {
   virtual const std::string& what() const noexcept = 0;  // "the state dict", "'model.safetensors'"
   virtual std::vector<std::string> names() const = 0;
   virtual bool has(std::string_view name) const = 0;
-  // Of a name that it has, as all that follow.
+  // Here and below the source has `name`.
   virtual Entry entry(std::string_view name) const = 0;
   // Whether names and layouts are those of files: see Module::saves_transposed and the like.
   virtual bool is_file() const noexcept = 0;
   // Whether two entries hold the same bytes.
   virtual bool is_same(std::string_view a, std::string_view b) const = 0;
-  // What is wrong with `name` as a source of the rows of `spec`; empty for nothing.
+  // What is wrong with `name` as a source of the rows of `spec`; empty if nothing is.
   virtual std::string fault(std::string_view name, const ShardSpec& spec) const = 0;
-  // Gives `to` the values of the rows of `spec`, of what these names hold one below the other; of a
-  // dict's one name. Of matrices that are held transposed where `transposed` says so.
-  // Throws: DataError for bytes that are not as they were saved; `to` then has some of them.
+  // Writes the rows of `spec` into `to`, [rows, ...]. They are taken from what `names` hold, one
+  // below the other; a dict has one name. `transposed`: the source holds matrices transposed.
+  //   Throws: DataError for bytes that are not as they were saved; `to` then has some of them.
   virtual void read(const Tensor& to, std::span<const std::string> names, const ShardSpec& spec,
                     bool transposed) const = 0;
-  // The same in memory of its own.  Throws: likewise.
+  // The same rows in new memory, of `dtype` on `device`. Throws: as read.
   Tensor rows(std::span<const std::string> names, const ShardSpec& spec, bool transposed,
               DType dtype, const Device& device) const;
   // Throws the error of a load that this source is at fault for.
@@ -70,45 +70,46 @@ class DictSource final : public StateSource {
   const StateDict& state_;
 };
 
-// Gives a tensor of this rank's rows their values.
+// Writes values into a tensor of this rank's rows, [rows, ...].
 using FillRows = std::function<void(const Tensor& rows)>;
 
-// What takes values: a parameter, a buffer, a moment, a number.
+// Something that takes values: a parameter, a buffer, a moment, a number.
 struct StateTarget {
-  std::vector<std::string> names;  // of what is tied, each
+  std::vector<std::string> names;  // one, or all names of a tied parameter
   std::string_view kind = "parameter";
   ShardSpec spec;
   DType dtype = f32;
   bool is_transposed_in_files = false;
-  std::vector<RowPart> parts_in_files{};          // which may hold these, by their names, instead
-  std::function<Tensor()> held;                   // this rank's rows; throws without memory
-  std::function<void(const FillRows& f)> change;  // has them filled where they lie
+  std::vector<RowPart> parts_in_files{};  // that files may hold in its place, by their names
+  std::function<Tensor()> held;           // this rank's rows; throws without memory
+  std::function<void(const FillRows& f)> change;  // calls f with these rows, to fill them in place
 };
-// A target whose value is read on the host, of tensors that lie where `beside` does.
+// A target for one number, [] of `dtype`, beside tensors on the device of `beside`. A load calls f
+// with the value, for the host to read.
 StateTarget number_target(std::vector<std::string> names, DType dtype, const Tensor& beside,
                           const std::function<void(const Tensor& value)>& f);
 
-// Whose targets they are.
+// Who owns the targets of a load.
 struct StateHolder {
   std::string_view what = "model";
   std::string_view article = "a";
-  // Of files: what all names may begin with or not, and which of a file's nobody wants.
+  // For files: a prefix that all names may have or lack, and names in a file that nobody wants.
   std::string_view optional_prefix{};
   std::function<bool(std::string_view)> is_left_in_files{};
-  // Gives memory to what is on meta, once rank 0 has not refused; empty for what has some.
+  // Gives memory to what is on meta, after rank 0 has accepted the load; empty if all has memory.
   std::function<void(const Device&)> materialize{};
 };
 
-// The targets that a source has, under which names, and the report of a load.
+// Which names of a source each target takes, and the report of the load.
 class StateMatching {
  public:
   struct Match {
     const StateTarget* target;
     std::vector<std::string> names;  // the source's: one, or those of all parts
   };
-  // All outlive this. `is_whole`: whether the source has to have whole tensors.
-  // Throws: what the source refuses with, naming what is missing, unexpected, of another shape, or
-  // of a dtype that cannot be loaded.
+  // All arguments outlive this. `is_whole`: whether the source must have whole tensors.
+  //   Throws: what the source refuses with. It names what is missing, unexpected, of another shape,
+  // or of a dtype that cannot be loaded.
   StateMatching(const std::vector<StateTarget>& targets, const StateSource& source,
                 const StateHolder& holder, const LoadOptions& options, bool is_whole = false);
 
@@ -132,7 +133,8 @@ class StateMatching {
   std::vector<std::string> differs_;  // of them, those with other bytes than their tied ones
 };
 
-// Each rank loads what it gives. Throws: as StateMatching, and what a target has no memory with.
+// Loads on each rank what that rank's source has. Throws: as StateMatching, and what a target
+// without memory throws.
 LoadReport load_own_state(const std::vector<StateTarget>& targets, const StateSource& source,
                           const StateHolder& holder, const LoadOptions& options);
 

@@ -1,5 +1,5 @@
-// Parameters that stack the rows of several, as one projection for queries, keys and values does: a
-// product with it is one in place of several, narrower ones.
+// Row parts: one parameter that stacks the rows of several. For example one projection makes
+// queries, keys and values, so one wide product takes the place of three narrower ones.
 //
 //   qkv.set_row_parts({{"q_proj", 8}, {"k_proj", 2}, {"v_proj", 2}});
 //
@@ -7,8 +7,8 @@
 //                                        8 and 9   "attn.k_proj.weight"    and for optim::Muon
 //                                       10 and 11  "attn.v_proj.weight"
 //
-// Elsewhere it is one parameter: shards, gathers, gradients, moments, state dicts know its own
-// name.
+// Elsewhere it is one parameter. Shards, gathers, gradients, moments and state dicts know its own
+// name only.
 #pragma once
 
 #include <algorithm>
@@ -28,10 +28,11 @@ struct RowPart {
   bool operator==(const RowPart&) const = default;
 };
 
-// The row parts of a parameter called `name`, each by its whole name; without any it is its own.
+// The row parts of a parameter called `name`, each by its whole name. Without row parts: one part,
+// which is the parameter itself.
 std::vector<RowPart> named_row_parts(const std::string& name, const Parameter& parameter);
 
-// Those of `rows` that are in `outer`, counted from its begin; empty where there are none.
+// The part of `rows` that lies in `outer`, counted from the begin of `outer`; empty if none does.
 constexpr RowRange within(const RowRange& outer, const RowRange& rows) {
   return {std::clamp(rows.begin, outer.begin, outer.end) - outer.begin,
           std::clamp(rows.end, outer.begin, outer.end) - outer.begin};

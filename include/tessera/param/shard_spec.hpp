@@ -1,18 +1,18 @@
-// Who has which rows of a parameter: pure arithmetic. FSDP2's chunking, so that shards compare one
-// to one: for d0 rows and N ranks a chunk has ceil(d0 / N) rows, rank r has [r c, (r + 1) c) cut
-// at d0, and the last ranks may have none.
+// Which rank has which rows of a parameter: pure arithmetic. Even chunks are those of FSDP2, so
+// that shards compare one to one. For d0 rows and N ranks a chunk has c = ceil(d0 / N) rows. Rank r
+// has the rows [r c, (r + 1) c), cut at d0. The last ranks may have none.
 //
 //   d0 = 10, N = 4, c = 3   rank 0: 0..2   rank 1: 3..5   rank 2: 6..8   rank 3: 9 and 2 of padding
 //
-// Or ragged (veScale: RaggedShard): blocks of rows, which no rank cuts, are dealt out, so that each
-// rank has one range of them, without padding. Blocks that are left over go to one rank each.
+// Ragged shards (veScale: RaggedShard) deal out blocks of rows, which no rank cuts. Each rank has
+// one range of blocks, without padding. Blocks that are left over go to one rank each.
 //
 //   d0 = 10, N = 4, blocks of 2 rows, left over from rank 3 on
 //                           rank 0: 0..1   rank 1: 2..3   rank 2: 4..5   rank 3: 6..9
 //
-// Or along another dimension, evenly, whose slices are then the rows: memory holds them one behind
-// the other, so that what holds of rows holds of these, and the full tensor is a view with that
-// dimension outermost.
+// A parameter may also be cut along another dimension, evenly. The slices of that dimension are
+// then the "rows", and memory holds them one behind the other. So what is said of rows holds for
+// them. The full tensor is a view with that dimension outermost.
 //
 //   [2, 4] along 1, N = 2   rank 0: columns 0 and 1, in memory a00 a10 a01 a11   rank 1: 2 and 3
 #pragma once
@@ -27,8 +27,8 @@ namespace tessera {
 
 class Tensor;
 
-// Along which dimension a mesh's ranks cut a tensor, from the front; ShardOptions alone take one
-// from the back, too.
+// The dimension along which a mesh's ranks cut a tensor, counted from the front. Only ShardOptions
+// take a negative one, counted from the back.
 struct Shard {
   int dim = 0;
   bool operator==(const Shard&) const = default;
@@ -40,21 +40,22 @@ struct RowRange {
   bool operator==(const RowRange&) const = default;
 };
 
-// A parameter of `shape` cut along dimension `dim` over `world` ranks; world 1 is the whole
-// parameter.
+// A parameter of `shape`, cut along dimension `dim` over `world` ranks. A world of 1 has it whole.
 struct ShardSpec {
   Shape shape;
   int world = 1;
   int rank = 0;
-  // Rows of a chunk, where it is not that of FSDP2: in a slice of a parameter that is cut already.
+  // Rows of a chunk, if it is not FSDP2's; 0: it is. A slice of a parameter that is cut already has
+  // such chunks.
   std::int64_t rows_of_chunk = 0;
-  // Of a ragged one, else 0: rows of a block, and the rank from which on those left over go round.
+  // Ragged: rows of a block, and the first rank that gets a block that is left over; the next ranks
+  // get the others. 0: even.
   std::int64_t block_rows = 0;
   int extra_from = 0;
-  int dim = 0;  // another one is cut evenly, and neither ragged nor in slices
+  int dim = 0;  // other than 0: cut evenly, neither ragged nor in slices
 
   bool operator==(const ShardSpec&) const = default;
-  // What all below require: that the shape has the dimension that is cut.
+  // Whether the shape has the dimension that is cut. All functions below require it.
   constexpr bool has_dim() const { return dim == 0 || (dim > 0 && dim < shape.ndim()); }
   constexpr std::int64_t rows() const { return shape.ndim() == 0 ? 1 : shape[dim]; }
   // Elements of one row.
@@ -65,7 +66,7 @@ struct ShardSpec {
   }
   constexpr bool is_ragged() const { return block_rows > 0; }
   constexpr std::int64_t blocks() const { return ceil_div(rows(), block_rows); }
-  // Blocks of the ranks before r.
+  // Blocks of all ranks before r.
   constexpr std::int64_t blocks_before(int r) const {
     const std::int64_t each = blocks() / world, extra = blocks() % world,
                        around = std::max(extra_from + extra - world, std::int64_t{0});
@@ -73,12 +74,12 @@ struct ShardSpec {
            std::clamp<std::int64_t>(r - extra_from, 0, extra - around);
   }
 
-  // Of this rank's chunk; of others', too, unless it is ragged.
+  // Rows of this rank's chunk, padding included. Even chunks have the same rows on every rank.
   constexpr std::int64_t chunk_rows() const {
     if (is_ragged()) return owned().size();
     return rows_of_chunk > 0 ? rows_of_chunk : ceil_div(rows(), world);
   }
-  // Elements of it, padding included, and of the chunks before it.
+  // Elements of this rank's chunk, padding included, and of all chunks before it.
   constexpr std::int64_t chunk_numel() const { return checked_mul(chunk_rows(), row_numel()); }
   constexpr std::int64_t chunk_begin() const {
     return is_ragged() ? owned().begin * row_numel() : rank * chunk_numel();
@@ -97,16 +98,17 @@ struct ShardSpec {
     return {begin, std::min(begin + chunk_rows(), rows())};
   }
   constexpr RowRange owned() const { return owned(rank); }
-  // Of a ragged one: the most that any rank has.
+  // The most rows that any rank of a ragged one has.
   constexpr std::int64_t most_rows() const {
     return std::min(ceil_div(blocks(), world) * block_rows, rows());
   }
-  // Shape of this rank's rows without padding; [0, ...] for an empty shard. A scalar is one row,
-  // rank 0's; its shape is [] everywhere, and what lies on the other ranks is padding.
+  // Shape of this rank's rows without padding; [0, ...] for an empty shard. A scalar is one row of
+  // rank 0. Its shape is [] on every rank, and what lies on the other ranks is padding.
   constexpr Shape local_shape() const {
     return shape.ndim() == 0 ? shape : shape.with(dim, owned().size());
   }
-  // Of an array of these sizes, the whole or a part of its rows: `dim` outermost.
+  // Strides of an array of these sizes, the whole or a part of its rows, with `dim` outermost in
+  // memory.
   constexpr Shape strides(const Shape& sizes) const {
     Shape out = sizes.strides();
     if (dim == 0) return out;
@@ -116,7 +118,7 @@ struct ShardSpec {
   }
 };
 
-// This rank's rows of the whole: a view. A scalar is whole on every rank.
+// A view of this rank's rows of `whole`. A scalar is whole on every rank.
 Tensor rows_of(const Tensor& whole, const ShardSpec& spec);
 
 }  // namespace tessera
