@@ -1,12 +1,13 @@
-// AdamW: Adam with decoupled weight decay, by PyTorch's formula. Moments: m, v. The defaults are
-// those of language models, beta2 0.95 and weight_decay 0.1; PyTorch's are 0.999 and 0.01.
+// AdamW: Adam with decoupled weight decay, by PyTorch's formula. It has two moments, m and v. The
+// defaults are those of language models: beta2 0.95 and weight_decay 0.1. PyTorch's are 0.999 and
+// 0.01.
 //
 //   m = beta1 m + (1 - beta1) g    v = beta2 v + (1 - beta2) g^2              t: steps so far
 //   p = p (1 - lr weight_decay) - lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)
 //
-// Source: Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019. One t for all
-// parameters: a parameter that was skipped for want of a gradient is corrected as if it had been
-// there.
+// Source: Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019. There is one t
+// for all parameters. A parameter that was skipped for want of a gradient is corrected as if it had
+// had one.
 #pragma once
 
 #include <cmath>
@@ -20,10 +21,11 @@ struct AdamWOptions {
   double lr = 1e-3;
   double beta1 = 0.9, beta2 = 0.95;
   double eps = 1e-8;
-  double weight_decay = 0.1;  // of all parameters but those of set_weight_decay
+  double weight_decay = 0.1;  // set_weight_decay changes it for some parameters
 };
 
-// What its update reads of a step, which counts from 1; the weight decay is each parameter's.
+// The scalars that an update reads at `step`, counted from 1. Weight decay is not among them, since
+// each parameter has its own.
 inline kernels::UpdateScalars adamw_scalars(const AdamWOptions& options, double lr,
                                             std::int64_t step) {
   const auto t = static_cast<double>(step);
@@ -32,8 +34,8 @@ inline kernels::UpdateScalars adamw_scalars(const AdamWOptions& options, double 
   s.beta1 = static_cast<float>(options.beta1);
   s.beta2 = static_cast<float>(options.beta2);
   s.eps = static_cast<float>(options.eps);
-  // Of the betas that the kernel uses: it computes 1 - beta in f32, which for beta2 = 0.999 is
-  // 1e-5 away from the exact difference, and the two cancel.
+  // From the betas in f32, as the kernel uses them. It computes 1 - beta in f32, which for beta2 =
+  // 0.999 is 1e-5 away from the exact difference. Here the same error cancels it.
   s.bias_correction1 = static_cast<float>(1 - std::pow(static_cast<double>(s.beta1), t));
   s.bias_correction2 = static_cast<float>(1 - std::pow(static_cast<double>(s.beta2), t));
   s.grad_scale = 1;
@@ -68,7 +70,7 @@ class AdamW final : public Optimizer {
     launch_update(kernels::UpdateOp::adamw, state, scalars);
   }
 
-  AdamWOptions options_;  // but lr, which changes
+  AdamWOptions options_;  // without lr, which changes: see lr()
 };
 
 }  // namespace tessera::optim

@@ -1,6 +1,7 @@
-// Loss scaling for f16, by PyTorch's rules (torch.amp.GradScaler): small gradients become 0 there,
-// so the loss is multiplied by a scale, and the gradients by its inverse before the update. A step
-// whose gradients overflowed is skipped and the scale lowered; after many good ones it is raised.
+// Loss scaling for f16, by PyTorch's rules (torch.amp.GradScaler). Small gradients become 0 in f16.
+// So the loss is multiplied by a scale, and the gradients by its inverse before the update. A step
+// whose gradients overflowed is skipped, and the scale is lowered. After many good steps it is
+// raised.
 //
 //   optim::GradScaler scaler(world.device());
 //   scaler.scale(model.loss(tokens, targets)).backward();     each micro-batch alike
@@ -13,8 +14,8 @@
 //   update(), where an optimizer was skipped:  scale *= backoff_factor, 2^-126 at least
 //   after growth_interval others in a row:     scale *= growth_factor, unless that is infinite
 //
-// All of it happens on the device: the host does not read the scale, nor whether a step was
-// skipped, but for the count of steps, one step later (Optimizer::step_if).
+// All of this happens on the device. The host reads neither the scale nor, at once, whether a step
+// was skipped: it learns this one step later, for the count of steps (Optimizer::step_if).
 #pragma once
 
 #include <cstdint>
@@ -30,44 +31,48 @@ struct GradScalerOptions {
   double init_scale = 65536;
   double growth_factor = 2;
   double backoff_factor = 0.5;
-  std::int64_t growth_interval = 2000;  // updates in a row, none of them skipped; up to 2^24
+  std::int64_t growth_interval = 2000;  // updates in a row without a skip, 1 to 2^24
 };
 
-// One on every rank, which all call alike. An inf or NaN in one rank's shard skips the step on all
-// ranks. They agree by one all-reduce of 24 bytes over the ranks that shard, and one over replicas.
-// Ranks with different scales skip the step, too, and take the smallest; a reset may leave such.
+// Each rank has one, and all ranks call it alike. An inf or NaN in one rank's shard skips the step
+// on all ranks. They agree by one all-reduce of 24 bytes over the ranks that shard, and one over
+// replicas. Ranks may have different scales after a reset. They then skip the step, too, and take
+// the smallest scale.
 //
-// Ordered: on the compute stream. After a reset of the model what the failed step had begun is
-// forgotten; the scale stays.
+// Ordered: on the compute stream. A reset of the model drops what the failed step had begun, and
+// keeps the scale.
 class GradScaler {
  public:
   // Throws: ContractError for a value out of range, and for meta.
   explicit GradScaler(const Device& device, const GradScalerOptions& options = {});
 
-  // loss times the scale, in f32 where it has 16 bits: [...], returns the same shape.
+  // Returns loss times the scale: [...] -> [...]. A loss of 16 bits becomes f32.
   Tensor scale(const Tensor& loss) const;
   // Multiplies the gradients of the optimizer's parameters by 1 / scale, and notes whether they are
-  // finite. Collective.  Throws: ContractError a second time before update(), after step(), and for
-  // an optimizer on another device; as Optimizer::step for parameters without memory.
+  // finite. Collective. Throws: ContractError if it is called twice before update() or after
+  // step(), for gradients that wait unreduced, and for an optimizer on another device; as
+  // Optimizer::step for parameters without memory.
   void unscale(Optimizer& optimizer);
-  // unscale, where that was not called, and the optimizer's step, which the device skips where a
-  // gradient was inf or NaN: on every rank parameters, moments and the count of steps stay.
-  // Collective.  Throws: ContractError a second time before update(); as Optimizer::step.
+  // Calls unscale if the program has not, and then makes the optimizer's step. The device skips the
+  // step if a gradient was inf or NaN: parameters, moments and the count of steps then stay as they
+  // are, on every rank. Collective. Throws: ContractError a second time before update(); as
+  // Optimizer::step.
   void step(Optimizer& optimizer);
-  // Once after the steps of all optimizers.  Throws: ContractError where none was unscaled.
+  // Changes the scale; call it once, after the steps of all optimizers. Throws: ContractError if
+  // none was unscaled.
   void update();
 
-  // f32 []: reading it blocks the host.
+  // The scale, f32 []. Reading it blocks the host.
   Tensor current_scale() const;
-  // boolean [], between unscale, or step, and update: whether this optimizer's step is skipped.
-  // Throws: ContractError at any other time.
+  // Whether this optimizer's step is skipped, boolean []. Call it between unscale, or step, and
+  // update. Throws: ContractError at any other time.
   Tensor found_inf(const Optimizer& optimizer) const;
 
-  // scale f32, growth_factor and backoff_factor f64, growth_interval and growth_tracker i64, all
-  // [], as PyTorch has them. Between steps.
+  // scale f32; growth_factor and backoff_factor f64; growth_interval and growth_tracker i64; all
+  // are [], as PyTorch has them. Call it between steps.
   StateDict state_dict(const StateDictOptions& options = {}) const;
-  // Looks at everything first, and changes nothing when it refuses.
-  // Throws: ContractError naming what is missing, unexpected or out of range.
+  // Takes such a state back. It looks at everything first, and changes nothing when it refuses.
+  // Throws: ContractError that names what is missing, unexpected or out of range.
   LoadReport load(const StateDict& state, const LoadOptions& options = {});
   LoadReport load(const StateSource& source, const LoadOptions& options = {});
 

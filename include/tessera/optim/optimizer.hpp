@@ -1,5 +1,5 @@
-// What all optimizers share: state over flat groups, one fused launch per group and step, no host
-// sync.
+// What all optimizers share: state over flat groups, one fused launch per group and step, and no
+// host sync.
 //
 //   optim::AdamW optimizer(model.parameters(), {.lr = 3e-4});   before or after sharding
 //   optimizer.prepare();                                        state exists before the first step
@@ -7,14 +7,14 @@
 //   optimizer.step();
 //   optimizer.zero_grad();
 //
-// A group whose gradient is undefined is skipped, and so is, on the device, a parameter whose
-// arrival count is 0: no rank had a gradient. Works on the f32 shards of this rank only. State is
-// there for the optimizer's own trainable parameters alone, and follows them: through fully_shard,
-// and as they are frozen and thawed (Parameter::set_trainable).
+// A group whose gradient is undefined is skipped. A parameter for which no rank had a gradient is
+// skipped on the device, by its arrival count of 0. An update works on this rank's f32 shards only.
+// State exists only for the optimizer's own trainable parameters. It follows them through
+// fully_shard, and as they are frozen and thawed (Parameter::set_trainable).
 //
 // An optimizer of your own derives from Optimizer and says two things: the scalars of a step, and
-// one launch that updates one group. Lesson tests/tour/095_your_own_optimizer.cpp writes one. One
-// that updates some parameters in another way than the rest has several kinds of them.
+// one launch that updates one group. Lesson tests/tour/095_your_own_optimizer.cpp writes one. An
+// optimizer that updates some parameters in another way has several kinds of parameters.
 #pragma once
 
 #include <array>
@@ -49,7 +49,7 @@ struct FlatRange {
   std::int64_t numel;
   float lr_factor, weight_decay;
 
-  // Element by element by a formula over V, as kernels/update_formulas.hpp has them:
+  // Updates element by element, by a formula over V of kernels/update_formulas.hpp:
   //   r.apply<kernels::Element>(kernels::Update<kernels::UpdateOp::adamw, kernels::Element>(s, r));
   template <class V, class Formula>
   void apply(const Formula& formula) const {
@@ -65,8 +65,9 @@ struct FlatRange {
 };
 
 // The arrays of one group's update, for a body to hold: 72 of its 128 bytes. A body for a GPU reads
-// the segments itself: kernels::FlatSegment says where each lies in the arrays. Those of offloaded
-// units lie on the host, beside a GPU too, and so their body runs there: Exec::driver is null.
+// the segments itself; kernels::FlatSegment says where each lies in the arrays. The arrays of
+// offloaded units lie on the host, beside a GPU, too. So their body runs there, and its
+// Exec::driver is null.
 struct FlatUpdate {
   float* values;
   const float* gradient;
@@ -76,7 +77,7 @@ struct FlatUpdate {
   const void* scalars;  // as put_scalars has written them
   std::int32_t segment_count;
 
-  // On the CPU: f(FlatRange) over all elements to update, on the threads of `exec`.
+  // Calls f(FlatRange) for all elements to update, on the CPU, on the threads of `exec`.
   template <class F>
   void for_ranges(Exec& exec, F f) const {
     const auto range = [&](const FlatSegment& s, std::int64_t begin, std::int64_t end) {
@@ -96,37 +97,40 @@ class Optimizer {
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  // Makes the state: zero moments, tables, scalars; or, where parameters were sharded, frozen or
-  // thawed since, makes it follow them: moments of what was frozen go. Done by a step or a load if
-  // not before; who only looks at the state, as state_dict does, leaves them.
-  // Throws: ContractError for a parameter without memory, and for groups on several devices.
+  // Makes the state: zero moments, tables, scalars. If parameters were sharded, frozen or thawed
+  // since, the state follows them, and moments of frozen parameters go. A step or a load calls it
+  // if nobody has. A call that only looks at the state, as state_dict, leaves the moments of frozen
+  // ones. Throws: ContractError for a parameter without memory, and for groups on several devices.
   void prepare();
-  // One update from the gradients as they are. Every call counts as one step for all parameters.
-  // All ranks make, set and load the same steps: the next gather or reduction of what has another
-  // number on one is a CommError on every rank.
-  // Throws: as prepare; ContractError for parameters that nobody initialised, loaded or edited.
+  // Makes one update from the gradients as they are. Every call counts as one step for all
+  // parameters. All ranks make, set and load the same steps. If one has another number, the next
+  // gather or reduction of such parameters is a CommError on every rank. Throws: as prepare;
+  // ContractError for gradients that wait unreduced, and for parameters that nobody has
+  // initialised, loaded or edited.
   void step();
-  // The same where `condition`, boolean [], holds when the device comes to it; else values, moments
-  // and the count of steps stay as they are, and its gradients count as none. The host does not
-  // wait for the condition: it blocks for it with the next step, which needs the count, or where
-  // steps() or a state dict asks before. Every rank has the same condition.
-  // Throws: as step; ContractError for a condition of another kind or device.
+  // The same step, if `condition`, boolean [], holds when the device comes to it. Otherwise values,
+  // moments and the count of steps stay as they are, and its gradients count as none. The host does
+  // not wait for the condition now. It blocks with the next step, which needs the count, or earlier
+  // in steps() or a state dict. Every rank has the same condition. Throws: as step; ContractError
+  // for a condition of another kind or device, and in a captured step.
   void step_if(const Tensor& condition);
-  // Drops the gradients of its parameters: none is there until the next backward. Where a group has
-  // others too, they are kept, and zeros with an arrival count of 0 lie where these were.
+  // Drops the gradients of its parameters: there is none until the next backward. In a group that
+  // has other parameters, too, their gradients stay. Zeros with an arrival count of 0 take the
+  // place of the dropped ones.
   void zero_grad();
 
-  // Another weight decay for some of its parameters, as 0 for norms and biases (nn::select finds
-  // them by name), and a factor on their learning rate, 1 if never set; from the next step on. A
-  // group is updated in one launch all the same.  Throws: ContractError for a parameter that is not
-  // its own, and for what is negative or not finite.
+  // Sets another weight decay for some of its parameters, and a factor on their learning rate,
+  // which is 1 at first. Both hold from the next step on. For example norms and biases get a weight
+  // decay of 0; nn::select finds them by name. A group is updated in one launch all the same.
+  // Throws: ContractError for a parameter that is not its own, and for a value that is negative or
+  // not finite.
   void set_weight_decay(const std::vector<Parameter>& of, double weight_decay);
   void set_lr_factor(const std::vector<Parameter>& of, double factor);
 
-  // Takes more parameters, with the weight decay and the factor that the optimizer was made with
-  // (1 unless it says so); their moments begin as 0 at the count of steps so far. One that it has
-  // already stays as it is (PyTorch: add_param_group).  Throws: ContractError for an undefined one;
-  // nothing is taken then.
+  // Adds parameters, with the weight decay and the factor that the optimizer was made with
+  // (PyTorch: add_param_group). Their moments begin as 0 at the count of steps so far. A parameter
+  // that it has already stays as it is. Throws: ContractError for an undefined one; then nothing is
+  // added.
   void add_parameters(const std::vector<Parameter>& parameters);
 
   double lr() const noexcept { return lr_; }
@@ -134,28 +138,33 @@ class Optimizer {
 
   std::vector<Parameter> parameters() const;  // its own, in the order in which they were given
 
-  // For keeping and restoring: steps taken so far (a reset takes back those that never began; the
-  // host blocks where the last was a step_if), this rank's rows of the moments of a parameter, to
-  // be read and written (none before prepare(), and where it is frozen), and the state of each
-  // group, in order of first mention; one for each kind of parameters that it has of the group.
+  // For saving and restoring.
+  //   steps: steps taken so far. A reset takes back those that never began. The host blocks if the
+  // last was a step_if.
+  //   moments: this rank's rows of a parameter's moments, to be read and written; none before
+  // prepare(), and none if it is frozen.
+  //   states: the state of each group, in order of first mention. A group has one for each kind of
+  // parameters.
   std::int64_t steps() const;
   void set_steps(std::int64_t steps);  // on every rank alike; ContractError outside [0, 2^53]
   std::vector<Tensor> moments(const Parameter& of) const;
-  // The same with the global shape and the mesh; see distributed/distributed_tensor.hpp.
+  // The moments with their global shape and mesh; see distributed/distributed_tensor.hpp. Throws:
+  // ContractError for a parameter of no unit.
   std::vector<DistributedTensor> distributed_moments(const Parameter& of) const;
   struct GroupState {
     std::shared_ptr<FlatGroup> group;  // not for programs to change
-    // f32, of the parameters that are the optimizer's; what they are says the optimizer
+    // f32, of the optimizer's own parameters only; their meaning is the optimizer's
     std::vector<Tensor> moments{};
     Tensor segments{};  // table of FlatSegment
     std::int32_t segment_count = 0;
-    std::uint64_t layouts = 0;  // of the group, as this is
+    std::uint64_t layouts = 0;  // the group's, when this was laid out
     std::size_t kind = 0;       // of these parameters
   };
   const std::vector<GroupState>& states() const noexcept { return states_; }
 
-  // All that it keeps, by the names that `model`, a module around all of its parameters, gives
-  // them (PyTorch: get_optimizer_state_dict, flattened). Makes the state where it is not there yet.
+  // All that it keeps, by the names that `model` gives its parameters (PyTorch:
+  // get_optimizer_state_dict, flattened). `model` is a module around all of them. The state is made
+  // if it does not exist yet.
   //
   //   steps  i64 []   lr  f64 []                    of all
   //   blocks.0.up.weight.exp_avg  f32 [rows, ...]   of AdamW, with exp_avg_sq; of SGD with momentum
@@ -170,18 +179,18 @@ class Optimizer {
     return state_dict(model.named_parameters(), options);
   }
   StateDict state_dict(const NamedParameters& names, const StateDictOptions& options = {});
-  // Takes it back: this rank's rows on a mesh of the same size, or whole tensors on any number of
-  // ranks. Looks at everything first, and changes nothing when it refuses.
-  // Throws: ContractError naming what is missing, unexpected, of another shape, or out of range;
-  // as state_dict.
+  // Takes such a state back: this rank's rows on a mesh of the same size, or whole tensors on any
+  // number of ranks. It looks at everything first, and changes nothing when it refuses. Throws:
+  // ContractError that names what is missing, unexpected, of another shape, or out of range; as
+  // state_dict.
   template <class Model>
   LoadReport load(const Model& model, const StateDict& state, const LoadOptions& options = {}) {
     return load(model.named_parameters(), state, options);
   }
   LoadReport load(const NamedParameters& names, const StateDict& state,
                   const LoadOptions& options = {});
-  // The same from files: load(model, checkpoint::WeightFiles("adamw.safetensors")). Moments may
-  // stand there as the parameters do: in row parts, or transposed.
+  // Loads from files: load(model, checkpoint::WeightFiles("adamw.safetensors")). Moments may stand
+  // there as the parameters do: in row parts, or transposed.
   template <class Model>
   LoadReport load(const Model& model, const StateSource& source, const LoadOptions& options = {}) {
     return load(model.named_parameters(), source, options,
@@ -192,35 +201,36 @@ class Optimizer {
                   const std::function<bool(std::string_view)>& is_transposed = {});
 
  protected:
-  // What an update keeps and is told: arrays of f32 state a group, and bytes of scalars.
+  // What an update needs: arrays of f32 state for each group, and bytes of scalars for each step.
   struct Needs {
     int moments = 0;
     std::size_t scalar_bytes = sizeof(kernels::UpdateScalars);
-    // What state dicts call them, behind the name of a parameter and a dot.
+    // The moments' names in state dicts, behind the name of a parameter and a dot.
     std::array<const char*, kernels::kMostMoments> names{"moment_0", "moment_1", "moment_2"};
   };
   Optimizer(const std::vector<Parameter>& parameters, double lr, double weight_decay,
             const Needs& needs);
 
-  // Parameters that are updated in one way: what that keeps of each, and the rates that they begin
-  // with.
+  // Parameters that are updated in one way: what the update needs for each, and the rates that they
+  // begin with.
   struct Kind {
     Needs needs{};  // scalar_bytes are the same for all kinds
     double weight_decay = 0, lr_factor = 1;
   };
-  // Of several kinds, without parameters yet. What add_parameters takes is of the first.
+  // For several kinds, without parameters yet. add_parameters adds to the first kind.
   Optimizer(double lr, const std::vector<Kind>& kinds);
-  // As add_parameters.
+  // Adds parameters of this kind; see add_parameters.
   void add(const std::vector<Parameter>& parameters, std::size_t kind);
 
   // Writes this step's scalars, by put_scalars; `step` counts from 1.
   virtual void write_scalars(const Tensor& scalars, std::int64_t step) const = 0;
-  // Updates the parameters of one kind in one group, by one launch or launch_update.
+  // Updates the parameters of one kind in one group, by one call of launch or launch_update.
   virtual void update(const GroupState& state, const Tensor& scalars) const = 0;
-  // What a step does over all groups together, behind update() of each. Collective where it talks
-  // to other ranks: it is called on every rank that takes the step, whatever its shards are.
+  // What a step does over all groups together, behind update() of each. It may talk to other ranks,
+  // because every rank that takes the step calls it, whatever its shards are.
   virtual void update_together(const Tensor& /*scalars*/) {}
-  // The states were laid out: tables that follow them are to be made anew. Not collective.
+  // Called when the states were laid out, so that tables that depend on them are made anew. Not
+  // collective.
   virtual void has_laid_out() {}
 
   // Writes a plain struct of at most 88 bytes where the device reads it. The values travel with the
@@ -232,14 +242,14 @@ class Optimizer {
     put(to, &scalars, sizeof(Scalars));
   }
   static FlatUpdate pointers(const GroupState& state, const Tensor& scalars);
-  // Submits `body`, which updates one group, to the compute stream: as reading gradient, segments
-  // and scalars, and changing values and moments.
+  // Submits `body`, which updates one group, to the compute stream. It reads gradient, segments and
+  // scalars, and changes values and moments.
   template <class F>
   static void launch(const char* name, const GroupState& state, const Tensor& scalars,
                      const F& body) {
     submit(name, state, scalars, Body(body));
   }
-  // The same of an update that the library has, with a body for every device.
+  // Submits an update of the library, which has a body for every device.
   static void launch_update(kernels::UpdateOp op, const GroupState& state, const Tensor& scalars);
 
   // One of its parameters, and where its moments lie.
@@ -248,7 +258,7 @@ class Optimizer {
     std::size_t kind = 0;
     double weight_decay = 0, lr_factor = 1;
     std::size_t state = 0;     // of states()
-    std::int64_t offset = -1;  // in the moments there; -1: has none
+    std::int64_t offset = -1;  // in that state's moments; -1: none
     ShardSpec spec{};
   };
   const std::vector<Own>& own() const noexcept { return own_; }

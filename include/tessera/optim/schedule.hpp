@@ -1,5 +1,5 @@
-// Learning rates by step: pure functions. Warm-up, then constant, then decay, as torchtitan 0.2.2
-// defines them (linear_warmup_stable_decay).
+// Learning rates by step, as pure functions: warm-up, then constant, then decay. Source: torchtitan
+// 0.2.2 (linear_warmup_stable_decay).
 //
 //   1             ┌──────────┐
 //              ╱              ╲
@@ -22,16 +22,15 @@ enum class DecayType : std::uint8_t { constant, linear, sqrt, cosine };
 struct Schedule {
   std::int64_t steps = 0;  // of the whole training
   std::int64_t warmup_steps = 0;
-  // Of the steps, at their end, from 0 to 1; unset: all that follow the warm-up.
+  // The part of all steps that decays, at their end, 0 to 1. Unset: all steps after the warm-up.
   std::optional<double> decay_ratio{};
   DecayType decay_type = DecayType::constant;
-  double min_lr_factor = 0;  // where the decay ends
+  double min_lr_factor = 0;  // that the decay ends at
 };
 
-// The factor on the base learning rate at `step`, counted from 0. The last step keeps a rate above
-// the minimum.
-// Throws: ContractError for a negative number of steps, for a ratio outside [0, 1] and for a
-// minimum that is negative or not finite.
+// The factor on the base learning rate at `step`, counted from 0. The last step still has a rate
+// above the minimum. Throws: ContractError for a negative number of steps, for a ratio outside [0,
+// 1] and for a minimum that is negative or not finite.
 inline double lr_factor(const Schedule& s, std::int64_t step) {
   TESSERA_EXPECT(s.steps >= 0 && s.warmup_steps >= 0 && step >= 0, "lr_factor: step ", step, " of ",
                  s.steps, " with ", s.warmup_steps, " steps of warm-up; none may be negative");
@@ -49,7 +48,7 @@ inline double lr_factor(const Schedule& s, std::int64_t step) {
     decay = std::min(decay, static_cast<std::int64_t>(
                                 std::nearbyint(static_cast<double>(s.steps) * *s.decay_ratio)));
   const std::int64_t decay_begin =
-      s.steps + 1 - decay;  // one virtual step more: the last one is not at the minimum
+      s.steps + 1 - decay;  // one virtual step more, so that the last one is not at the minimum
   if (step < decay_begin || decay == 0) return 1;
   const double progress =
       std::min(1.0, static_cast<double>(step + 1 - decay_begin) / static_cast<double>(decay));

@@ -1,5 +1,5 @@
-// Stochastic gradient descent with momentum and weight decay, as PyTorch defines it. Moments: the
-// momentum buffer, if any.
+// Stochastic gradient descent with momentum and weight decay, as PyTorch defines it. Its one moment
+// is the momentum buffer, if momentum is above 0.
 //
 //   g' = g + weight_decay p    b = momentum b + g'    p = p - lr b
 #pragma once
@@ -40,10 +40,10 @@ class SGD final : public Optimizer {
     launch_update(kernels::UpdateOp::sgd, state, scalars);
   }
 
-  SGDOptions options_;  // but lr, which changes
+  SGDOptions options_;  // without lr, which changes: see lr()
 };
 
-// As they were called before; they go with the next version.
+// The former names; the next version drops them.
 using Sgd [[deprecated("use SGD")]] = SGD;
 using SgdOptions [[deprecated("use SGDOptions")]] = SGDOptions;
 
