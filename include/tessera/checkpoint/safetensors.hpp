@@ -1,5 +1,5 @@
-// The safetensors format, on raw bytes: what other programs read and write weights in. Under
-// checkpoint/model.hpp; knows nothing of tensors, ranks or models.
+// The safetensors format, on raw bytes: other programs read and write weights in it.
+// checkpoint/model.hpp stands on this header, which knows nothing of tensors, ranks or models.
 //
 //   N: u64, little-endian │ N bytes of JSON │ data
 //
@@ -29,14 +29,14 @@ struct SafetensorsEntry {
   std::vector<std::int64_t> shape = {};
   std::int64_t begin_bytes = 0;  // offset into the data; set by the reader, ignored by the writer
   std::int64_t size_bytes = 0;   // likewise
-  // Set by the reader: the name of a dtype that none of ours is, as "U8", and `dtype` says nothing.
-  // Such a tensor may stand in a file as long as nobody wants its values.
+  // Set by the reader: the name of a dtype that we lack, as "U8". `dtype` then says nothing. Such a
+  // tensor may stand in a file as long as nobody wants its values.
   std::string foreign = {};
 };
 
-// An open file whose header has been checked. Data is read where it is asked for, so that a file
-// that shrinks is an error and no signal.
-// Owns: the descriptor.  Threads: all calls are const and free for all.
+// An open file whose header has been checked. Data is read when it is asked for, not mapped, so a
+// file that shrinks is an error and no signal. Owns: the descriptor. Threads: all calls are const
+// and free for all.
 class SafetensorsReader {
  public:
   // Throws: DataError naming the file, the tensor and the values, if the header's length, JSON,
@@ -45,18 +45,19 @@ class SafetensorsReader {
   explicit SafetensorsReader(std::string path, Links links = Links::followed);
 
   const std::string& path() const noexcept { return file_.path(); }
-  // In the order of their data.
+  // The entries, in the order of their data.
   const std::vector<SafetensorsEntry>& entries() const noexcept { return entries_; }
   const std::map<std::string, std::string>& metadata() const noexcept { return metadata_; }
   // The entry of that name, null if there is none.
   const SafetensorsEntry* find(std::string_view name) const;
-  // The length of the file's head, and its text, which say all that the data is.
+  // The file's head: its length and its text, which say all that the data is.
   std::string_view head() const noexcept { return head_; }
   std::int64_t size_bytes() const noexcept { return file_.size_bytes(); }
-  // Part of the data of an entry of this reader, from `offset` bytes on: row-major, little-endian.
-  // Throws: ContractError for bytes that are not the entry's; DeviceError as OpenFile::read.
+  // Reads part of an entry's data, from `offset` bytes on: row-major, little-endian. The entry is
+  // this reader's. Throws: ContractError for bytes that are not the entry's; DeviceError as
+  // OpenFile::read.
   void read(const SafetensorsEntry& entry, std::int64_t offset, std::span<std::byte> into) const;
-  // All of it.  Throws: likewise.
+  // All data of an entry. Throws: as read.
   std::vector<std::byte> bytes(const SafetensorsEntry& entry) const;
 
  private:
@@ -67,8 +68,8 @@ class SafetensorsReader {
   std::map<std::string, std::size_t, std::less<>> by_name_;
 };
 
-// Writes a file tensor by tensor, in any number of chunks. It appears whole or not at all, when
-// `commit` is called; see WholeFile.
+// Writes a file tensor by tensor, in any number of chunks. The file appears whole or not at all,
+// when `commit` is called; see WholeFile.
 //
 //   SafetensorsWriter writer("model.safetensors", entries);
 //   for (...) writer.write(entry.name, chunk);
@@ -81,9 +82,9 @@ class SafetensorsWriter {
   SafetensorsWriter(const std::string& path, std::vector<SafetensorsEntry> entries,
                     const std::map<std::string, std::string>& metadata = {});
 
-  // The next bytes of tensor `name`. Tensors come in the order of the entries.
-  // Throws: ContractError if it is another tensor's turn or the chunk is too long; DeviceError if
-  // the write fails.
+  // Writes the next bytes of tensor `name`. Tensors come in the order of the entries. Throws:
+  // ContractError if it is another tensor's turn or the chunk is too long; DeviceError if the write
+  // fails.
   void write(std::string_view name, std::span<const std::byte> chunk);
 
   // Gives the file its name.
