@@ -8,8 +8,8 @@
 //          └─ v_proj ─ [B, T, K, D] ──────────┘                │
 //                                                            o_proj ─ y_BTC
 //
-// Head h of q reads head h / (H / K) of k and v. With Projections::fused one product and one
-// rotation take the place of three and of two:
+// Head h of q reads head h / (H / K) of k and v. With Projections::fused one product takes the
+// place of three, and one rotation the place of two:
 //
 //   x_BTC ── qkv_proj ─ [B, T, H + 2 K, D] ─ rotate the first H + K ─ softmax(q k^T / sqrt(D)) v ─
 #pragma once
@@ -31,7 +31,8 @@ struct AttentionOptions {
   std::int64_t head_dim = 0;    // 0: dim / n_heads
   Projections projections = Projections::separate;
 
-  // With numbers in the place of zeros.  Throws: ContractError for head counts that do not divide.
+  // These options, with zeros replaced by their defaults. Throws: ContractError for sizes that are
+  // not positive, and for head counts that do not divide.
   AttentionOptions checked() const {
     AttentionOptions o = *this;
     TESSERA_EXPECT(dim > 0 && n_heads > 0 && n_kv_heads >= 0 && head_dim >= 0, "attention: dim ",
@@ -47,11 +48,11 @@ struct AttentionOptions {
   }
 };
 
-// Names: q_proj, k_proj, v_proj, or fused qkv_proj, which files hold as these three; and o_proj,
-// without biases.  Source: Ainslie et al., "GQA", 2023.
+// Its parts, without biases, are named q_proj, k_proj, v_proj and o_proj. Fused, qkv_proj stands
+// for the first three, and files hold it as these. Source: Ainslie et al., "GQA", 2023.
 class GroupedQueryAttention : public Module {
  public:
-  // `rotary` may be shared; null leaves positions out.  Throws: as AttentionOptions::checked.
+  // `rotary` may be shared; null: without positions. Throws: as AttentionOptions::checked.
   GroupedQueryAttention(const AttentionOptions& options, std::shared_ptr<Rotary> rotary,
                         const Device& device = Device::meta())
       : GroupedQueryAttention(Checked{options.checked()}, std::move(rotary), device) {}
@@ -77,8 +78,8 @@ class GroupedQueryAttention : public Module {
                       : common_form(q_proj.product, k_proj.product, v_proj.product);
   }
 
-  Linear q_proj, k_proj, v_proj;  // without parameters where they are fused
-  Linear qkv_proj;                // without parameters where they are not
+  Linear q_proj, k_proj, v_proj;  // without parameters if fused
+  Linear qkv_proj;                // without parameters if separate
   Linear o_proj;
 
  private:
@@ -154,8 +155,8 @@ class GroupedQueryAttention : public Module {
   std::shared_ptr<Rotary> rotary_;
 };
 
-// Names: c_attn (queries, keys and values side by side) and c_proj, with biases.  Source: Radford
-// et al., GPT-2, 2019.
+// Its parts, with biases, are named c_attn (queries, keys and values side by side) and c_proj.
+// Source: Radford et al., GPT-2, 2019.
 class FusedAttention : public Module {
  public:
   FusedAttention(std::int64_t dim, std::int64_t n_heads, const Device& device = Device::meta())

@@ -31,8 +31,9 @@ class Embedding : public Module {
     return call(look_up, ids);
   }
 
-  // x [..., n, dim] + the first n rows: learned positions. Where the table lies in one slice, and
-  // nobody looks at what is looked up, nothing is.
+  // x [..., n, dim] + the first n rows: learned positions. If the table is one slice and the module
+  // has no hook, the rows are added where they lie, without a look-up. Throws: ContractError for
+  // another shape.
   Tensor add_positions(const Tensor& x, Caller at = Caller::current()) {
     const CallSite site(at);
     TESSERA_EXPECT(
@@ -50,7 +51,7 @@ class Embedding : public Module {
     return sum;
   }
 
-  // The gradient of a row goes to its id.
+  // False: the gradient of a row goes to its id, and no row is read.
   bool reads_parameters_in_backward() const override { return false; }
 
   Parameter weight;  // [count, dim], normal

@@ -1,17 +1,17 @@
-// What users do around the calls of a module: PyTorch's forward pre-hooks and forward hooks.
+// Hooks of users around the calls of a module: PyTorch's forward pre-hooks and forward hooks.
 //
 //   unit: gather, open │ pre-hooks │ the call's function │ hooks │ unit: close
 //                        in the order in which they were registered
 //
 // Hooks run within the module's scope, so parameters are unsharded there, whether fully_shard was
-// called before or after them. A function that is recomputed in backward calls them once more.
-// What a call passes on and gives is seen where it stands in Tensor, std::pair, tuple, array,
-// vector or optional, and in a type that for_each_tensor knows (as of Activated, in linear.hpp).
-// Where a layer hands on a pair that belongs together (Activated: before and behind its function; a
-// norm with the sum that it is of), a hook that replaces one of them replaces the other to match.
+// called before or after them. A function that is recomputed in backward calls its hooks once more.
+// Hooks find the tensors of a call in Tensor, std::pair, tuple, array, vector and optional, and in
+// types that for_each_tensor knows. Two such types are pairs that belong together: Activated
+// (before and behind its function) and SumAndNorm. A hook that replaces one of the two replaces the
+// other to match.
 //
-// PyTorch: there a hook returns what takes the place of inputs or outputs; around backward stand
-// regions here, see autograd/node.hpp and lesson 065.
+// Differs from PyTorch: there a hook returns new inputs or outputs. For backward there are regions
+// here; see autograd/node.hpp and lesson 065.
 #pragma once
 
 #include <cstddef>
@@ -28,8 +28,8 @@ namespace tessera::nn {
 
 class Module;
 
-// The tensors that go into a call or come out of it, to be looked at or replaced, for as long as
-// the hook runs.
+// The tensors that go into a call or come out of it. A hook may look at them and replace them,
+// while it runs.
 class CallTensors {
  public:
   std::size_t size() const noexcept { return tensors_.size(); }
@@ -66,8 +66,8 @@ class CallTensors {
   std::vector<Tensor*> tensors_;
 };
 
-// The function of a call, without its type: what is around it is compiled once for all calls of the
-// same inputs and result.
+// The function of a call, without its type. So the code around it is compiled once for all calls of
+// the same inputs and result.
 template <class Result, class... Inputs>
 class CalledRef {
  public:
@@ -88,11 +88,12 @@ using ForwardPreHook = std::function<void(Module&, const CallTensors& inputs)>;
 using ForwardHook =
     std::function<void(Module&, const CallTensors& inputs, const CallTensors& outputs)>;
 
-// The way to remove a hook. A handle that is dropped leaves its hook where it is.
+// Removes a hook. A handle that is dropped leaves its hook in place.
 class HookHandle {
  public:
   HookHandle() = default;  // of no hook
-  // From the next call on; nothing where the hook or its module is gone already.
+  // Removes the hook from the next call on. It does nothing if the hook or its module is gone
+  // already.
   void remove() {
     if (const auto alive = alive_.lock()) *alive = false;
   }
@@ -114,7 +115,7 @@ class ForwardHooks {
     return false;
   }
 
-  // f(inputs...) with the hooks around it.
+  // Runs f(inputs...) with the hooks around it.
   template <class Result, class... Inputs>
   Result run(Module& module, const CalledRef<Result, Inputs...>& f, const Inputs&... inputs) {
     const std::vector<Hook> hooks = living();
@@ -141,12 +142,12 @@ class ForwardHooks {
   std::vector<Hook> hooks_;
 };
 
-// Whether one of these is floating, and of another dtype; makes all such ones be of it.
+// Whether a floating tensor of these has another dtype; and the cast of all such to `dtype`.
 bool are_others(const CallTensors& tensors, DType dtype);
 void cast_tensors(const CallTensors& tensors, DType dtype);
 
-// f of the inputs with their floating tensors in this dtype; where they are, of the inputs
-// themselves, so that nobody holds a tensor beside those who give it.
+// f of the inputs, with their floating tensors in this dtype. Where they have it already, f gets
+// the inputs themselves, so that nobody else holds a tensor.
 template <class F, class... Inputs>
 auto with_dtype(DType dtype, const F& f, const Inputs&... inputs) {
   if (!are_others(CallTensors::of(const_cast<Inputs&>(inputs)...), dtype)) return f(inputs...);

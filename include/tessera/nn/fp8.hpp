@@ -15,14 +15,14 @@
 namespace tessera::nn {
 
 struct Fp8Options {
-  // Layers stay as they are whose dotted name has one of these in it.
+  // Layers whose dotted name contains one of these texts stay as they are.
   std::vector<std::string> skip{};
 };
 
-// Product::set_fp8 of all linear layers below `module` but those, the ones whose sizes 16 does not
-// divide, and those with a streamed weight, as heads of language models have. Returns the names of
-// the layers that it set; torchtitan 0.2.2's filter_fqns.
-// Throws: ContractError for an element of `skip` that is empty, or in no linear layer's name.
+// Calls Product::set_fp8 for all linear layers below `module`, except: layers in `skip`, layers
+// whose sizes 16 does not divide, and layers with a streamed weight, as heads of language models
+// have. Returns the names of the layers that it set. Source: torchtitan 0.2.2's filter_fqns.
+// Throws: ContractError for a text in `skip` that is empty, or in no linear layer's name.
 std::vector<std::string> set_fp8(Module& module, Fp8Recipe recipe, const Fp8Options& options = {});
 
 }  // namespace tessera::nn

@@ -17,16 +17,17 @@ namespace tessera::nn {
 struct SampleOptions {
   double temperature = 1;  // logits are divided by it; 0: the likeliest token
   std::int64_t top_k = 0;  // 0: among all tokens
-  // Among the likeliest tokens of top_k that have together at least this much of its probability,
-  // above 0; 1: all.
+  // Draws among the likeliest tokens of top_k whose probabilities add up to at least this part of
+  // top_k's, above 0. 1: all of top_k.
   double top_p = 1;
   std::vector<std::int32_t> stop_tokens{};  // a sequence ends with the first of them
   std::uint64_t seed = 0;
-  // Whether any rank goes on, told whether this one does. It is needed where ranks have other
+  // Whether any rank goes on, given whether this one does. It is needed if ranks have different
   // prompts and there are stop tokens, since each token is a call of the model on every rank:
   //   [&](bool mine) { return world.sum(mine) > 0; }
   std::function<bool(bool)> goes_on{};
-  // The module around the model whose unit has parameters of it: each token is a call of it, too.
+  // The module around the model, if its unit has parameters of the model. Each token is then a call
+  // of it, too.
   Module* root = nullptr;
 };
 
@@ -37,8 +38,8 @@ struct Prompt {
 
 struct Continuation {
   std::vector<std::int32_t> tokens{};  // at most `count`; the last may be a stop token
-  // Of each token, in nats: of softmax(logits / temperature), before top_k and top_p; of
-  // softmax(logits) where the temperature is 0.
+  // The log-probability of each token, in nats, by softmax(logits / temperature), before top_k and
+  // top_p. At temperature 0 it is by softmax(logits).
   std::vector<float> log_probabilities{};
 };
 
@@ -47,15 +48,16 @@ struct Continuation {
 // depends on logits, seeds and the number of the token only. So ranks of a sharded model that give
 // the same arguments get the same tokens. Ranks may give different prompts, with one `count`.
 //   The model runs in evaluation mode, once over all prompts and once for each further token. Each
-// of these calls opens a unit once; with Reshard::never all calls together do (see
-// set_reshard_after_forward). The host blocks for every token. Memory: keys and values of all
-// layers for the longest prompt and `count` tokens of each sequence.
+// of these calls opens a unit once. With Reshard::never (set_reshard_after_forward) they open it
+// once together. The host blocks for every token. Memory: keys and values of all layers for the
+// longest prompt and `count` tokens of each sequence.
 //   Throws: ContractError for no prompt, an empty one, an id outside the vocabulary, bad options,
-// more tokens than max_seq_len, logits that are not finite, and where no values exist.
+// more tokens than max_seq_len, and logits that are not finite; and where no values exist, as in a
+// dry run.
 std::vector<Continuation> generate(LanguageModel& model, std::span<const Prompt> prompts,
                                    std::int64_t count, const SampleOptions& options = {},
                                    Caller at = Caller::current());
-// The same of one prompt.
+// Continues one prompt.
 std::vector<std::int32_t> generate(LanguageModel& model, std::span<const std::int32_t> prompt,
                                    std::int64_t count, const SampleOptions& options = {},
                                    Caller at = Caller::current());

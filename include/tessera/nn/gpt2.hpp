@@ -22,12 +22,14 @@ struct Gpt2Config {
   std::int64_t ffn_dim = 0;  // 0: 4 dim
   std::int64_t vocab_size = 256, max_seq_len = 1024;
   double norm_eps = 1e-5;
-  // Of the embeddings and of what each branch adds; attention weights are not dropped.
+  // The probability of dropout, on the embeddings and on what each branch adds. Attention weights
+  // are not dropped.
   double dropout = 0;
   bool tie_embeddings = true;
   Recompute recompute = Recompute::none;
 
-  // With numbers in the place of zeros.  Throws: ContractError naming the field that does not fit.
+  // This config, with zeros replaced by their defaults. Throws: ContractError naming the field that
+  // does not fit.
   Gpt2Config checked() const {
     TESSERA_EXPECT(dim > 0 && n_layers >= 0 && n_heads > 0 && vocab_size > 0 && max_seq_len > 0 &&
                        ffn_dim >= 0,
@@ -115,7 +117,7 @@ class Gpt2 : public LanguageModel {
   }
   // Files of the model without its head, as the public ones, have no "transformer.".
   std::string_view optional_prefix() const override { return "transformer."; }
-  // Masks of attention, that older versions of Hugging Face's model had as buffers.
+  // Masks of attention, which older versions of Hugging Face's model had as buffers.
   bool is_left_in_files(std::string_view name) const override {
     return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
   }

@@ -1,4 +1,4 @@
-// What a decoder keeps of the tokens that it has seen, so that it computes each of them once.
+// The keys and values of the tokens that a decoder has seen, so that it computes each of them once.
 //
 //   KeyValueCache cache({3, 5}, 8);                       // two sequences of 3 and 5 tokens
 //   model.next_logits(prompts_BT, cache);                 // [2, 5], the shorter one padded behind
@@ -7,7 +7,8 @@
 //   slots of row 0   p p p . . n n n      p prompt   n new   . padding, which no query reads
 //   slots of row 1   p p p p p n n n      positions of n: 3, 4, 5 in row 0, and 5, 6, 7 in row 1
 //
-// Layers find the cache of the call that runs on their thread; nn::generate is a loop around it.
+// Layers find the cache of the call that runs on their thread. nn::generate is a loop around such
+// calls.
 #pragma once
 
 #include <cstdint>
@@ -22,16 +23,16 @@ class Module;
 
 class KeyValueCache {
  public:
-  // For sequences that begin with so many tokens each, and have at most `capacity` slots: those of
-  // the longest beginning, and one for each further call. Keys and values of all slots are
-  // allocated when a layer first has some. Throws: ContractError for no sequence, an empty one, and
-  // a capacity below the longest.
+  // For sequences that begin with `lengths` tokens. Each gets `capacity` slots: as many as the
+  // longest beginning, and one for each further call. Keys and values of all slots are allocated
+  // when a layer first has some. Throws: ContractError for no sequence, an empty one, and a
+  // capacity below the longest.
   KeyValueCache(std::vector<std::int64_t> lengths, std::int64_t capacity);
 
-  // A call of the model runs in this scope: the first has all beginnings, [B, T] with T the
-  // longest, and each further one a token of each row, [B, 1]. Its end, but by an exception, moves
-  // the slots on. Throws: ContractError for other shapes, for a full cache, and where gradients are
-  // enabled.
+  // The scope of one call of the model. The first call has all beginnings, [B, T] with T the
+  // longest. Each further call has one token of each row, [B, 1]. The end of the scope moves the
+  // slots on, except by an exception. Throws: ContractError for other shapes, for a full cache, and
+  // if gradients are enabled.
   class Call {
    public:
     Call(KeyValueCache& cache, const Tensor& tokens_BT);
@@ -39,7 +40,7 @@ class KeyValueCache {
     Call(const Call&) = delete;
     Call& operator=(const Call&) = delete;
 
-    // Rows of x_BTC that belong to the last token of each sequence -> [B, C].
+    // The rows of x_BTC that belong to the last token of each sequence: [B, C].
     Tensor last(const Tensor& x_BTC) const;
 
    private:
@@ -49,15 +50,15 @@ class KeyValueCache {
     int exceptions_;
   };
 
-  // That of the call that runs on this thread; null without one.
+  // The cache of the call that runs on this thread; null without one.
   static KeyValueCache* current() noexcept;
-  // i32 [B]: at which position each row's token lies; undefined in the first call, where they count
+  // The position of each row's token, i32 [B]. Undefined in the first call, where positions count
   // from 0.
   const Tensor& positions() const noexcept { return positions_; }
-  // How many tokens the longest sequence has with the next call, or with the one that runs.
+  // Tokens of the longest sequence, those of the next call, or of the one that runs, included.
   std::int64_t end() const noexcept;
-  // causal_attention of `layer`'s queries over what its keys and values were and are: q [B, T, H,
-  // D], k and v [B, T, K, D], rotated -> [B, T, H, D].
+  // Attends causally, by the queries of `layer`, to its keys and values of all calls so far:
+  // q [B, T, H, D], k and v [B, T, K, D], rotated -> [B, T, H, D].
   Tensor attend(const Module& layer, const Tensor& q, const Tensor& k, const Tensor& v);
 
  private:

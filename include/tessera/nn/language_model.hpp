@@ -15,24 +15,25 @@
 
 namespace tessera::nn {
 
-// Of which blocks backward has everything, and which it computes once more from their input.
+// Which blocks backward computes once more from their input; of the others it keeps everything.
 struct Recompute {
-  std::int64_t every = 0;  // the last of every so many blocks runs again; 1: each, 0: none
-  Keep keep{};             // what of those is kept besides their input
+  std::int64_t every = 0;  // the last of every `every` blocks runs again; 1: each, 0: none
+  Keep keep{};             // what these blocks keep besides their input
   bool operator==(const Recompute&) const = default;
 
   static const Recompute none, blocks;
 };
 inline constexpr Recompute Recompute::none{}, Recompute::blocks{.every = 1};
 
-using tessera::LossOrder;  // where there are more logits than the loss holds at a time
+using tessera::LossOrder;  // for more logits than the loss holds at a time
 
-// The most logits that the loss holds at a time, but for more on a GPU where it is fast. A chunk
+// The most logits that the loss holds at a time; a fast loss on a GPU holds kFastLossChunk. A chunk
 // reads and writes the head's f32 gradient once: 8 bytes a weight, for 2 flops a weight and row.
 // 2^27 logits are 1,024 rows of Llama 3's vocabulary (128,256), so a chunk computes 256 flops a
 // byte. An H200 needs 206 to be busy (989 Tflop/s over 4.8 TB/s, NVIDIA's data sheet).
 inline constexpr std::int64_t kLossChunk = std::int64_t{1} << 27;
-// Of a fast one on a GPU, where that traffic counts for more: 4,096 rows, and 1 GiB in 16 bits.
+// The same for a fast loss on a GPU, where that traffic counts for more: 4,096 rows, and 1 GiB in
+// 16 bits.
 inline constexpr std::int64_t kFastLossChunk = std::int64_t{1} << 29;
 
 class LanguageModel : public Module {
@@ -44,10 +45,10 @@ class LanguageModel : public Module {
     check_tokens(tokens_BT);
     return call([&](const Tensor& tokens) { return output()(forward(tokens)); }, tokens_BT);
   }
-  // The mean of the cross-entropy over the targets [B, T] that are not kIgnoredTarget, -100, in
-  // nats: f32 []; without any, 0. Where ranks or micro-batches ignore unlike many, the mean of
-  // their means is another number than that of all: then count first. Of micro-batches the losses
-  // are added up, not averaged, since the count is the step's.
+  // The mean cross-entropy over the targets [B, T] that are not kIgnoredTarget, -100, in nats: f32
+  // []. Without any such target it is 0. Ranks or micro-batches may ignore different numbers of
+  // targets; the mean of their means is then not the mean of all targets. To get that, count first.
+  // The count is the whole step's, so losses of micro-batches are added up, not averaged.
   //
   //   model.loss(tokens, targets, {.gradient = 1.0 / k}) / k      fast, of k micro-batches
   //   model.loss(tokens, targets, {.count = dist::count_targets(targets, world)})
@@ -74,8 +75,8 @@ class LanguageModel : public Module {
     return call(loss_of, tokens_BT, targets_BT);
   }
 
-  // What logits are made of, [B, T, C], for a head of one's own; and the logits of such, [.., C] ->
-  // [.., V]. Each is a call of the model.
+  // hidden: what logits are made of, [B, T, C], for a head of one's own. logits: the logits of such
+  // a tensor, [.., C] -> [.., V]. Each is a call of the model.
   Tensor hidden(const Tensor& tokens_BT, Caller at = Caller::current()) {
     const CallSite site(at);
     check_tokens(tokens_BT);
@@ -85,7 +86,7 @@ class LanguageModel : public Module {
     const CallSite site(at);
     return call([&](const Tensor& h) { return output()(h); }, hidden);
   }
-  // The logits of each sequence's last token, [B, V], where `cache` has those before; see there.
+  // The logits of each sequence's last token, [B, V]; `cache` has the tokens before, see there.
   // Throws: ContractError as KeyValueCache::Call, and for a position beyond max_seq_len.
   Tensor next_logits(const Tensor& tokens_BT, KeyValueCache& cache, Caller at = Caller::current()) {
     const CallSite site(at);
@@ -98,11 +99,11 @@ class LanguageModel : public Module {
   }
 
   // The modules that make good units of their own, in the order in which forward uses them:
-  // embedding, blocks, head; without embedding and head when these share their weight, which then
-  // belongs to the whole model's unit.
+  // embedding, blocks, head. If embedding and head share their weight, they are left out, and the
+  // weight belongs to the whole model's unit.
   virtual std::vector<Module*> parts() = 0;
 
-  // Elements of the logits that the loss makes at a time at most; but at least a row.
+  // Sets the most logits, in elements, that the loss holds at a time; at least a row is held.
   void set_loss_chunk(std::int64_t elements) noexcept { loss_chunk_ = elements; }
   std::int64_t vocab_size() const noexcept { return vocab_size_; }
   std::int64_t max_seq_len() const noexcept { return max_seq_len_; }
@@ -121,10 +122,10 @@ class LanguageModel : public Module {
                    " blocks; choose at most that many, or Recompute::none");
   }
 
-  // What `output` makes logits of: [B, T, C], within the scope of the model's call.
+  // What `output` makes logits of, [B, T, C]; called within the scope of the model's call.
   virtual Tensor forward(const Tensor& tokens_BT) = 0;
   virtual Product& output() = 0;
-  // The blocks one after the other, as `recompute` says.
+  // Runs the blocks one after the other, as `recompute` says.
   template <class Block>
   Tensor run(ModuleList<Block>& blocks, Tensor x) const {
     std::int64_t number = 0;
@@ -138,7 +139,7 @@ class LanguageModel : public Module {
   }
 
  private:
-  // The call of a block, without its type: what recomputes it is compiled once.
+  // The call of a block, without its type, so that the code that recomputes it is compiled once.
   struct BlockCall {
     Module* block;
     Tensor (*run)(Module& block, const Tensor& x);

@@ -1,7 +1,8 @@
 // y = x W^T + b, the layer that holds most of a model's parameters.
 //
-// As for all layers: built on `meta` its parameters wait for `materialize` on the outermost module;
-// built on a real device they get their memory at once. Values are set by nn::init or loaded.
+// As for all layers: built on `meta`, its parameters wait for `materialize` of the outermost
+// module. Built on a real device, they get their memory at once. Values are set by nn::init or
+// loaded.
 #pragma once
 
 #include <vector>
@@ -12,16 +13,16 @@ namespace tessera::nn {
 
 struct LinearOptions {
   bool bias = true;
-  // A unit gathers the weight slice by slice; see Module::stream_parameter. For the large heads of
-  // language models; without bias.
+  // Whether a unit gathers the weight slice by slice; see Module::stream_parameter. It is for the
+  // large heads of language models, and goes without bias.
   bool is_streamed = false;
-  // Which layers' outputs, side by side, these are; see param/row_parts.hpp.
+  // The layers whose outputs, side by side, are this one's; see param/row_parts.hpp.
   std::vector<RowPart> parts{};
 };
 
 class Linear : public Module {
  public:
-  // One that its module does without: no parameters, and to call it is an error.
+  // A layer that its module does without: it has no parameters, and to call it is an error.
   Linear() = default;
   Linear(std::int64_t in, std::int64_t out, const Device& device = Device::meta())
       : Linear(in, out, LinearOptions{}, device) {}
@@ -42,7 +43,7 @@ class Linear : public Module {
     }
     if (!device.is_meta()) materialize(device);
   }
-  // Without bias, and with the weight [out, in] of another module, streamed: a tied head.
+  // A tied head: it streams the weight [out, in] of another module, and has no bias.
   explicit Linear(const Parameter& shared_weight) : weight(shared_weight) {
     TESSERA_EXPECT(weight.defined() && weight.shape().ndim() == 2,
                    "Linear: the shared weight must be a matrix [out, in]");

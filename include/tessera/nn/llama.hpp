@@ -34,7 +34,8 @@ struct LlamaConfig {
   static constexpr std::int64_t default_ffn_dim(std::int64_t dim) {
     return round_up(ceil_div(checked_mul(8, dim), 3), 32);
   }
-  // With numbers in the place of zeros.  Throws: ContractError naming the field that does not fit.
+  // This config, with zeros replaced by their defaults. Throws: ContractError naming the field that
+  // does not fit.
   LlamaConfig checked() const {
     TESSERA_EXPECT(dim > 0 && n_layers >= 0 && n_heads > 0 && vocab_size > 0 && max_seq_len > 0 &&
                        n_kv_heads >= 0 && ffn_dim >= 0,
@@ -120,7 +121,7 @@ class Llama : public LanguageModel {
     return parts;
   }
   std::string_view optional_prefix() const override { return "model."; }
-  // Frequencies of rotary positions, that older versions of Hugging Face's model had as buffers.
+  // Frequencies of rotary positions, which older versions of Hugging Face's model had as buffers.
   bool is_left_in_files(std::string_view name) const override {
     return name.ends_with(".rotary_emb.inv_freq");
   }

@@ -6,9 +6,9 @@
 
 namespace tessera::nn {
 
-// down_proj(silu(gate_proj(x)) * up_proj(x)), without biases; fused, gate_up_proj makes both in one
-// product, and files hold it as gate_proj and up_proj.
-// Source: Shazeer, "GLU variants improve transformer", 2020.
+// down_proj(silu(gate_proj(x)) * up_proj(x)), without biases. Fused, gate_up_proj makes gate and up
+// in one product, and files hold it as gate_proj and up_proj. Source: Shazeer, "GLU variants
+// improve transformer", 2020.
 class SwigluMlp : public Module {
  public:
   SwigluMlp(std::int64_t dim, std::int64_t hidden, const Device& device = Device::meta())
@@ -46,8 +46,8 @@ class SwigluMlp : public Module {
                       : common_form(gate_proj.product, up_proj.product);
   }
 
-  Linear gate_proj, up_proj;  // without parameters where they are fused
-  Linear gate_up_proj;        // without parameters where they are not
+  Linear gate_proj, up_proj;  // without parameters if fused
+  Linear gate_up_proj;        // without parameters if separate
   Linear down_proj;
 
  private:
@@ -70,8 +70,8 @@ class SwigluMlp : public Module {
   }
 };
 
-// c_proj(gelu(c_fc(x))), with biases; the tanh form of GELU, as GPT-2 has it.
-// Source: Hendrycks and Gimpel, "Gaussian error linear units", 2016.
+// c_proj(gelu(c_fc(x))), with biases. GELU is the tanh form, as in GPT-2. Source: Hendrycks and
+// Gimpel, "Gaussian error linear units", 2016.
 class GeluMlp : public Module {
  public:
   GeluMlp(std::int64_t dim, std::int64_t hidden, const Device& device = Device::meta())

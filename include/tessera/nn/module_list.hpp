@@ -1,4 +1,4 @@
-// An owning list of modules, as of a model's blocks.
+// An owning list of modules, for example a model's blocks.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace tessera::nn {
 
-// An owning list of modules of one type, whose members keep their address:
+// A list of modules of one type, which it owns. Members keep their address:
 // for (auto& block : blocks) ...
 template <class M>
 class ModuleList : public Module {
@@ -43,7 +43,7 @@ class ModuleList : public Module {
   iterator end() { return iterator(items_.data() + items_.size()); }
 
  private:
-  std::vector<std::unique_ptr<Module>> items_;  // each an M: one type of list to compile
+  std::vector<std::unique_ptr<Module>> items_;  // each an M, and one type of vector to compile
 };
 
 }  // namespace tessera::nn

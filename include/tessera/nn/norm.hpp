@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-// So that hooks see both.
+// Hooks see both tensors.
 template <class F>
 void for_each_tensor(SumAndNorm& x, const F& f) {
   f(x.sum);
@@ -21,12 +21,12 @@ namespace tessera::nn {
 
 struct NormOptions {
   double eps = 1e-5;
-  // Without it there is neither weight nor bias, as in diffusion transformers.
+  // Whether there are weight and bias. Diffusion transformers go without.
   bool elementwise_affine = true;
-  bool bias = true;  // of LayerNorm
+  bool bias = true;  // LayerNorm's; RMSNorm has none
 };
 
-// The full tensor, undefined where the layer goes without.
+// The full tensor; undefined for an undefined parameter.
 inline Tensor value_if_any(const Parameter& p) { return p.defined() ? p.value() : Tensor(); }
 
 // x weight / sqrt(mean(x^2) + eps).
@@ -43,15 +43,15 @@ class RMSNorm : public Module {
     register_parameter("weight", weight);
     if (!device.is_meta()) materialize(device);
   }
-  // x [..., dim] -> the same shape; in the form that its only readers take, where they have one and
-  // nobody else looks at what this layer gives.
+  // x [..., dim] -> the same shape. `form` is the one that its only readers take. It is ignored if
+  // somebody else looks at what this layer returns.
   Tensor operator()(const Tensor& x, InputForm form = {}, Caller at = Caller::current()) {
     if (is_hooked()) form = {};
     const CallSite site(at);
     return call([&](const Tensor& in) { return rms_norm(in, value_if_any(weight), eps_, form); },
                 x);
   }
-  // The sum of both, [..., dim] each, and its norm.
+  // The sum of x and residual, [..., dim] each, and the norm of the sum.
   SumAndNorm of_sum(const Tensor& x, Tensor residual, InputForm form = {},
                     Caller at = Caller::current()) {
     if (is_hooked()) form = {};
@@ -60,7 +60,7 @@ class RMSNorm : public Module {
         [&] { return add_rms_norm(x, std::move(residual), value_if_any(weight), eps_, form); });
   }
 
-  Parameter weight;  // [dim], 1; undefined without
+  Parameter weight;  // [dim], starts as 1; undefined without elementwise_affine
 
  private:
   double eps_;
@@ -83,7 +83,7 @@ class LayerNorm : public Module {
     register_parameter("bias", bias);
     if (!device.is_meta()) materialize(device);
   }
-  // As of RMSNorm.
+  // Both as RMSNorm's.
   Tensor operator()(const Tensor& x, InputForm form = {}, Caller at = Caller::current()) {
     if (is_hooked()) form = {};
     const CallSite site(at);
@@ -103,7 +103,7 @@ class LayerNorm : public Module {
     });
   }
 
-  Parameter weight, bias;  // [dim], 1 and 0; undefined without
+  Parameter weight, bias;  // [dim], start as 1 and 0; undefined without
 
  private:
   double eps_;

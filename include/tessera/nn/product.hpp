@@ -1,4 +1,4 @@
-// The product of a linear layer, and what the layer's neighbours do within it.
+// The product of a linear layer, and the work of its neighbours that is done within it.
 //
 //   norm, SwiGLU ─ x                 written as the product reads it: input_form
 //   x W^T + b                        in the weight's dtype; in 8-bit floats; slice by slice
@@ -6,8 +6,8 @@
 //   residual + x W^T + b             add_to
 //   x W^T + b ─ cross-entropy        cross_entropy, of as many columns and rows as fit
 //
-// Blocks and models hand all of this on and look into none of it. A linear layer of your own has a
-// product as nn::Linear has one, and is then used as that is.
+// Blocks and models hand these on and look into none of them. A linear layer of your own has a
+// product as nn::Linear has one. It is then used as nn::Linear is.
 #pragma once
 
 #include <optional>
@@ -18,7 +18,7 @@
 
 namespace tessera {
 
-// So that hooks see both.
+// Hooks see both tensors.
 template <class F>
 void for_each_tensor(Activated& x, const F& f) {
   f(x.before);
@@ -29,19 +29,19 @@ void for_each_tensor(Activated& x, const F& f) {
 
 namespace tessera::nn {
 
-// In its scope on this thread, products that read one input make its form once.
+// Within this scope, on this thread, products that read one input make its form once.
 using SharedInput = SharedFp8Input;
 
-// Of projections that read one input, as those to queries, keys and values: a parameter each, or
-// one that stacks their rows. Then there are fewer and wider products, forward and backward. Files
-// and initial values are the same; the names of parameters, state dicts and what can be frozen
-// alone are not. See param/row_parts.hpp.
+// Whether projections that read one input have a parameter each, or one that stacks their rows. For
+// example those to queries, keys and values. Fused, there are fewer and wider products, forward and
+// backward. Files and initial values stay the same. The names of parameters and state dicts change,
+// and parts can't be frozen alone. See param/row_parts.hpp.
 enum class Projections : std::uint8_t { separate, fused };
 
 class Product {
  public:
-  // Of `layer`, which has registered weight [out, in] and bias [out], undefined for none, and keeps
-  // all three where they are.
+  // The product of `layer`, which has registered weight [out, in] and bias [out]; bias is undefined
+  // for none. All three stay where they are.
   Product(Module& layer, const Parameter& weight, const Parameter& bias) noexcept
       : layer_(layer), weight_(weight), bias_(bias) {}
   Product(const Product&) = delete;
@@ -50,28 +50,29 @@ class Product {
   // --- calls of the layer ---
   // x [..., in] of the weight's dtype -> x W^T + b: [..., out].
   Tensor operator()(const Tensor& x, Caller at = Caller::current());
-  // The same with its GELU, in one product, for the layer that follows.
+  // The same product and its GELU, in one pass, for the layer that follows.
   Activated gelu(const Tensor& x, Caller at = Caller::current());
   Tensor operator()(const Activated& x, Caller at = Caller::current());
-  // residual [..., out] + the layer of x, as `+` adds, which broadcasts; in one product where the
-  // layer's is one, nobody looks at what the layer alone gives, and shapes are equal.
+  // residual [..., out] + the layer of x, which broadcasts as `+` does. It is added within the
+  // product if the layer has one product, shapes are equal and nobody looks at the layer's own
+  // result.
   Tensor add_to(const Tensor& residual, const Tensor& x, Caller at = Caller::current());
   Tensor add_to(const Tensor& residual, const Activated& x, Caller at = Caller::current());
-  // The mean cross-entropy of the layer's outputs with targets [N], in nats, without ever having
-  // them all: at most `most_logits`, or 256 columns of one row. They are made once more in
-  // backward. With `order.gradient` they are made once, see linear_cross_entropy, and of a weight
-  // that is there in several slices all of them are kept.
+  // The mean cross-entropy of the layer's outputs with targets [N], in nats: []. It holds at most
+  // `most_logits` outputs at a time, or 256 columns of one row. They are made once more in
+  // backward. With `order.gradient` they are made once (see linear_cross_entropy); if the weight
+  // has several slices, all of them are kept.
   Tensor cross_entropy(const Tensor& x, const Tensor& targets, std::int64_t most_logits,
                        const LossOrder& order = {}, Caller at = Caller::current());
 
-  // In which form the layer before may write what this one reads, and write nothing else (see
-  // SharedInput): values where somebody looks at this layer's input, and where the weight is
-  // frozen, which would need one form of it alone. It knows nothing of modules around the layer:
-  // what passes x on asks is_hooked() of itself, too.
+  // The form in which the layer before may write what this one reads, and write nothing else (see
+  // SharedInput). It is plain values where somebody looks at this layer's input. It is so, too,
+  // where the weight is frozen, because that needs one form of the input only. It knows nothing of
+  // modules around the layer, so they ask is_hooked() of themselves, too.
   InputForm input_form() const;
 
-  // From the next call on, products in 8-bit floats, or none; of all layers of a model: nn/fp8.hpp.
-  // Throws: ContractError for a streamed weight and for sizes that 16 does not divide.
+  // Makes products in 8-bit floats from the next call on, or no longer. For all layers of a model:
+  // nn/fp8.hpp. Throws: ContractError for a streamed weight and for sizes that 16 does not divide.
   void set_fp8(std::optional<Fp8Recipe> recipe);
   const std::optional<Fp8Recipe>& fp8() const noexcept { return fp8_; }
 
@@ -88,7 +89,7 @@ class Product {
   std::optional<Fp8Recipe> fp8_;
 };
 
-// The form that all of them take, or values.
+// The form that all of them take; plain values if they differ.
 template <class... Products>
 InputForm common_form(const Product& first, const Products&... others) {
   const InputForm form = first.input_form();

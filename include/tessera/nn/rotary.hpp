@@ -10,8 +10,8 @@
 
 namespace tessera::nn {
 
-// Owns: the tables, f32 [positions, head_dim / 2], made on a device at their first use there. They
-// are no parameters.
+// Owns: the tables, f32 [positions, head_dim / 2]. They are made on a device at their first use
+// there, and are no parameters.
 class Rotary {
  public:
   Rotary(std::int64_t positions, std::int64_t head_dim, double theta)
@@ -21,18 +21,19 @@ class Rotary {
                    "; expected at least one position, an even head width and a positive theta");
   }
 
-  // x [B, T, H, head_dim], T at most `positions` -> the same shape, rotated by position.
+  // Rotates x [B, T, H, head_dim] by position, T at most `positions`; returns the same shape.
+  // Throws: ContractError for another shape.
   Tensor operator()(const Tensor& x, Caller at = Caller::current()) {
     const CallSite site(at);
     return rope(x, tables_for(x));
   }
-  // The same of the first `heads` of the H heads alone, over x where the caller gives it away.
+  // Rotates the first `heads` of the H heads only, in place if the caller moves x in.
   Tensor operator()(Tensor x, std::int64_t heads, Caller at = Caller::current()) {
     const CallSite site(at);
     const RopeTables& tables = tables_for(x);
     return rope(std::move(x), tables, heads);
   }
-  // The same of one token a row, x [B, 1, H, head_dim], at `positions`, [B] of integers.
+  // Rotates one token a row, x [B, 1, H, head_dim], by its position in `positions`, integers [B].
   Tensor at(const Tensor& x, const Tensor& positions, std::int64_t heads) {
     const RopeTables& all = tables_for(x);
     const RopeTables rows{raw::index_select(all.cos, 0, positions),
@@ -57,7 +58,7 @@ class Rotary {
   std::int64_t positions_, head_dim_;
   double theta_;
   std::optional<RopeTables> tables_;
-  std::uint64_t made_after_ = 0;  // so many failures of the device
+  std::uint64_t made_after_ = 0;  // recoveries of the device before the tables were made
 };
 
 }  // namespace tessera::nn

@@ -22,14 +22,14 @@ namespace tessera::nn {
 class Sequential : public Module {
  public:
   Sequential() = default;
-  // As push_back of each.
+  // Calls push_back for each.
   template <class... Parts>
   explicit Sequential(Parts... parts) {
     (push_back(std::move(parts)), ...);
   }
 
-  // A module of one tensor that gives one, which the sequence owns; its name is its position.
-  // Throws: ContractError for null.
+  // Adds a module of one tensor that returns one. The sequence owns it, and its name is its
+  // position. Throws: ContractError for null.
   template <std::derived_from<Module> M>
   M& push_back(std::unique_ptr<M> module) {
     TESSERA_EXPECT(module != nullptr, "Sequential: part ", parts_.size(), " is null");
@@ -40,7 +40,7 @@ class Sequential : public Module {
               { return (*owned)(x, at...); });
     return *owned;
   }
-  // A function of one tensor that gives one, or an operation such as relu.
+  // Adds a function of one tensor that returns one, or an operation such as relu.
   template <class F>
     requires std::is_invocable_r_v<Tensor, F&, const Tensor&> ||
              std::is_invocable_r_v<Tensor, F&, const Tensor&, Caller>
@@ -52,7 +52,7 @@ class Sequential : public Module {
   }
   std::size_t size() const noexcept { return parts_.size(); }
 
-  // x, of a shape that the first part takes -> what the last one gives; x itself of no parts.
+  // x, of a shape that the first part takes -> what the last part returns. Without parts: x itself.
   Tensor operator()(const Tensor& x, Caller at = Caller::current()) {
     return call(
         [this, at](Tensor y) {

@@ -5,7 +5,8 @@
 //   model.load({{"up.weight", whole}}, {.strict = false});   whole tensors, any number of ranks
 //   model.load("model.safetensors");                         files: see checkpoint/model.hpp
 //
-// None of it is collective. A load looks at everything first and changes nothing when it refuses.
+// A load looks at everything first, and changes nothing when it refuses. StateForm::full and
+// LoadOptions::from_rank_0 make these calls collective; otherwise none is.
 #pragma once
 
 #include <functional>
@@ -22,19 +23,20 @@ using tessera::LoadOptions;
 using tessera::LoadReport;
 using tessera::StateSource;
 
-// What of `module` takes values: parameters and persistent buffers, under each of their names.
+// The targets of `module`: its parameters and persistent buffers, under each of their names.
 std::vector<StateTarget> state_targets(const Module& module);
 StateHolder state_holder(const Module& module);
 
-// Loads what `source()` has; it is called on each rank, or, with LoadOptions::from_rank_0, there.
-// Throws: what the source refuses with, naming what is missing, unexpected, of another shape or of
-// a dtype that cannot be loaded, and, where it is sent from rank 0, a ContractError that says so on
-// the other ranks; ContractError for a model without memory, unless it is sent.
+// Loads what `source()` has. It is called on each rank, or only on rank 0 of
+// LoadOptions::from_rank_0.
+//   Throws: what the source refuses with. It names what is missing, unexpected, of another shape or
+// of a dtype that cannot be loaded. If rank 0 sends, the other ranks get a ContractError that says
+// so. ContractError for a model without memory, unless rank 0 sends.
 LoadReport load(Module& model, const std::function<std::shared_ptr<const StateSource>()>& source,
                 const LoadOptions& options = {});
-// The same of a source that is there.
+// Loads a source that exists on this rank.
 LoadReport load(Module& model, const StateSource& source, const LoadOptions& options = {});
-// What `load` would report or refuse; the model needs no memory yet.
+// Reports or refuses as `load` would; the model needs no memory yet.
 LoadReport check_load(const Module& model, const StateSource& source,
                       const LoadOptions& options = {});
 
