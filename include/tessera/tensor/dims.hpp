@@ -5,7 +5,7 @@
 
 namespace tessera {
 
-// Dimensions by number, negative ones counted from the back; none given: all of them.
+// Dimensions by number; negative ones count from the back. Without any: all dimensions.
 //   sum(x)   sum(x, -1)   sum(x, {0, 2})
 class Dims {
  public:
@@ -16,8 +16,9 @@ class Dims {
     for (const int dim : dims) list_.push_back(dim);
   }
 
-  // Bit d: whether dimension d of `ndim` is meant. A tensor of shape [] is seen as one element
-  // along its dimension 0.  Throws: ContractError for one out of range or named twice.
+  // Bit d says whether dimension d of `ndim` is meant. A tensor of shape [] is seen as one element
+  // along its dimension 0. Throws: ContractError for a dimension that is out of range or named
+  // twice.
   constexpr unsigned mask(int ndim) const {
     if (list_.ndim() == 0) return (1u << ndim) - 1;
     unsigned mask = 0;

@@ -1,11 +1,11 @@
-// Tensors lent to other libraries, and memory borrowed from them, without a copy: DLPack, as NumPy,
-// PyTorch, JAX and others exchange it. Host memory only.
+// Tensors lent to other libraries, and memory borrowed from them, without a copy, by DLPack. NumPy,
+// PyTorch, JAX and others exchange tensors so. Host memory only.
 //
 //   auto lent = to_dlpack(x);                             // x's bytes stay until `lent` ends
 //   give_to_c(lent.release());                            // ... or until its taker ends it
 //   Tensor y = from_dlpack(dlpack::Owned<dlpack::DLManagedTensor>(taken), device);
 //
-// The structs are those of the public C header of DLPack 1.x, member by member, so that pointers of
+// The structs are those of the public C header of DLPack 1.x, member by member. So pointers to
 // either may be cast to the other. Source: https://dmlc.github.io/dlpack/latest/c_api.html
 #pragma once
 
@@ -43,7 +43,7 @@ struct DLManagedTensor {
   void* manager_ctx;
   void (*deleter)(DLManagedTensor* self);
 };
-inline constexpr std::uint64_t kReadOnly = 1;  // of `flags`
+inline constexpr std::uint64_t kReadOnly = 1;  // a bit of `flags`
 struct DLManagedTensorVersioned {
   DLPackVersion version;
   void* manager_ctx;
@@ -58,28 +58,30 @@ struct Delete {
     if (managed->deleter) managed->deleter(managed);
   }
 };
-// Ends what it holds by its deleter, once.
+// Owns a managed tensor, and calls its deleter once.
 template <class Managed>
 using Owned = std::unique_ptr<Managed, Delete>;
 
 }  // namespace dlpack
 
-// Lends x's memory. The host blocks until its values are there; the bytes stay until the deleter is
-// called, on the host thread of x's rank. Lent to read unless `write` is asked for, which only
-// DLManagedTensor needs: it has no flag to say so. Managed: DLManagedTensorVersioned (what
-// `__dlpack__(max_version=(1, 0))` returns) or DLManagedTensor.
-// Throws: ContractError for a tensor that requires a gradient, is not on a CPU or holds no values,
-// and, to write, for a parameter or memory lent read-only; for DLManagedTensor unless to write.
+// Lends x's memory. The host blocks until its values are there. The bytes stay until the deleter is
+// called, on the host thread of x's rank. They are lent to be read, unless `write` is asked for.
+// Managed is DLManagedTensorVersioned (what `__dlpack__(max_version=(1, 0))` returns) or
+// DLManagedTensor. The latter has no flag for read-only, so it is lent only with `write`.
+// Throws: ContractError for a tensor that requires a gradient, is not on a CPU or holds no values.
+// With `write`, ContractError for a parameter and for memory lent read-only. For DLManagedTensor,
+// ContractError without `write`.
 template <class Managed = dlpack::DLManagedTensorVersioned>
 dlpack::Owned<Managed> to_dlpack(const Tensor& x, AccessMode mode = AccessMode::read);
 
-// A tensor on memory that `managed` lends. Its deleter is called once: on `device`'s host thread,
-// when the last tensor that sees this memory is gone and the host knows that what was submitted on
-// it has run; at once where this throws. Operations never write into what was lent read-only. What
-// this device lent itself becomes a view of the same tensor again.
+// A tensor on memory that `managed` lends. Its deleter is called once, on `device`'s host thread.
+// This happens when the last tensor that sees the memory is gone, and the host knows that the work
+// submitted on it has run. If this call throws, it happens at once. Operations never write into
+// memory that was lent read-only. Memory that this device lent itself becomes a view of the same
+// tensor again.
 // Requires: `device` is a CPU; nobody else writes the memory while operations use it.
-// Throws: ContractError naming what does not fit: version, device, dtype, lanes, shape, strides,
-// address.
+// Throws: ContractError that names what does not fit: version, device, dtype, lanes, shape,
+// strides, address.
 template <class Managed>
 Tensor from_dlpack(dlpack::Owned<Managed> managed, const Device& device);
 

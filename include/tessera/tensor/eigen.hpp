@@ -1,5 +1,5 @@
-// Eigen's view of a tensor's values, without a copy. For programs that have Eigen and include
-// <Eigen/Core> themselves, before this header or behind it; tessera/tessera.hpp leaves it out.
+// Eigen's view of a tensor's values, without a copy. It is for programs that include <Eigen/Core>
+// themselves, before this header or behind it. tessera/tessera.hpp leaves it out.
 //
 //   const auto w = eigen_matrix<float>(weight);       // [rows, columns], row-major
 //   const Eigen::VectorXf y = w * eigen_vector<float>(x);
@@ -26,8 +26,8 @@ using EigenVector = Eigen::Matrix<T, -1, 1, 0, -1, 1>;
 template <class M>
 using EigenMap = Eigen::Map<M, 0, Eigen::Stride<0, 0>>;
 
-// A contiguous CPU tensor of two dimensions, or of one; the host blocks until its values are there.
-// Valid as `to_span` is, and as long as `x`.
+// Maps a contiguous CPU tensor of two dimensions, or of one. The host blocks until its values are
+// there. Valid as `to_span` is, and as long as `x` lives.
 // Throws: as Tensor::to_span, and ContractError for another number of dimensions.
 template <class T>
 EigenMap<const EigenMatrix<T>> eigen_matrix(const Tensor& x) {
@@ -42,7 +42,7 @@ EigenMap<const EigenVector<T>> eigen_vector(const Tensor& x) {
   return {x.to_span<T>().data(), x.size(0)};
 }
 
-// The same to be written by the host, as Tensor::to_writable_span.
+// Maps it for the host to write, as Tensor::to_writable_span.
 template <class T>
 EigenMap<EigenMatrix<T>> writable_eigen_matrix(const Tensor& x) {
   TESSERA_EXPECT(x.ndim() == 2, "writable_eigen_matrix: the tensor has shape ", x.shape(),

@@ -1,4 +1,4 @@
-// Shapes and strides: small fixed-capacity lists of sizes, and the arithmetic of views and
+// Shapes and strides: small lists of sizes with a fixed capacity, and the arithmetic of views and
 // broadcasting.
 #pragma once
 
@@ -34,7 +34,7 @@ class Shape {
   }
 
   constexpr int ndim() const noexcept { return ndim_; }
-  // Negative ones count from the end: shape[-1] is the last size.
+  // Size of dimension d. Negative d count from the end: shape[-1] is the last size.
   // Throws: ContractError when out of range.
   constexpr std::int64_t operator[](int d) const {
     return sizes_[static_cast<std::size_t>(normalize_dim(d, ndim_))];
@@ -51,7 +51,7 @@ class Shape {
     TESSERA_EXPECT(ndim_ < kMaxDims, "a tensor has at most ", kMaxDims, " dimensions");
     sizes_[static_cast<std::size_t>(ndim_++)] = size;
   }
-  // This shape without dimension d, and with another size there.  Throws: as operator[].
+  // This shape without dimension d, and this shape with another size there. Throws: as operator[].
   constexpr Shape without(int d) const {
     const int dropped = normalize_dim(d, ndim_);
     Shape out;
@@ -65,7 +65,7 @@ class Shape {
     return out;
   }
 
-  // The product of the sizes, 1 for no dimension.
+  // The product of the sizes; 1 without dimensions.
   // Throws: ContractError on overflow or a negative size.
   constexpr std::int64_t numel() const {
     std::int64_t n = 1;
@@ -93,7 +93,7 @@ class Shape {
 
 std::ostream& operator<<(std::ostream& out, const Shape& shape);  // [2, 3]
 
-// The shape of an elementwise operation, by NumPy's rule.
+// The shape of the result of an elementwise operation, by NumPy's rule.
 // Throws: ContractError naming both shapes.
 constexpr Shape broadcast(const Shape& a, const Shape& b) {
   const int ndim = a.ndim() > b.ndim() ? a.ndim() : b.ndim();
