@@ -1,4 +1,4 @@
-// A step of training that a GPU runs again without the host program: a CUDA graph of all its work.
+// A step of training that a GPU repeats without the host program, as a CUDA graph of all its work.
 //
 //   ts::CapturedStep step(device, [&](const std::vector<ts::Tensor>& batch) {
 //     const ts::Tensor loss = model.loss(batch[0], batch[1]);
@@ -26,8 +26,8 @@
 //               it sets itself, numbers that it gives to operations, hooks registered since;
 //               `forget` says that they are others
 //
-// Bits are those of a program without it. On a device that keeps no work, as the CPU, every call
-// calls the function.
+// Bits are those of a program without it. A device that keeps no work, such as the CPU, calls the
+// function each time.
 #pragma once
 
 #include <functional>
@@ -44,15 +44,16 @@ class CapturedStep {
  public:
   using Function = std::function<std::vector<Tensor>(const std::vector<Tensor>& inputs)>;
 
-  // What the function refers to, as model and optimizer, outlives this object's last call.
+  // Objects that the function refers to, such as model and optimizer, outlive this object's last
+  // call.
   CapturedStep(const Device& device, Function function);
   ~CapturedStep();
   CapturedStep(const CapturedStep&) = delete;
   CapturedStep& operator=(const CapturedStep&) = delete;
 
-  // One step from copies of `inputs`. What the function returns is copied into tensors of its own,
-  // the same in every call: read them before the next one. The host may be two replays ahead.
-  // What was submitted before an exception runs, captured or not.
+  // Makes one step from copies of `inputs`. What the function returns is copied into tensors of its
+  // own, the same in every call, so read them before the next one. The host may be two replays
+  // ahead. Work that was submitted before an exception runs, captured or not.
   //   Throws: what the function throws; ContractError
   //   - for inputs of another number, shape, dtype or device than those of the first call;
   //   - inside of another captured step's function;
@@ -62,10 +63,11 @@ class CapturedStep {
   //   - during the capture, where the host waits, or draws by a random key of its own.
   const std::vector<Tensor>& operator()(const std::vector<Tensor>& inputs);
 
-  // Calls so far that launched a graph, and why the last one did not; empty where it did.
+  // Calls so far that launched a graph; and why the last call did not, empty if it did.
   std::int64_t replays() const noexcept;
   const std::string& why_not() const noexcept;
-  // The next call begins anew: for what the function does otherwise from here on, on the host.
+  // Has the next call begin anew. It is for a function that from here on does otherwise on the
+  // host.
   void forget();
 
  private:

@@ -1,9 +1,9 @@
-// Losses of elements, with PyTorch's names, options and values: compositions of public operations,
-// to be copied and changed. Each computes its elements' losses without history, in f32 or f64, and
-// says its derivative by x and by the target. Those of classes, and what all have in common, stand
-// in losses.hpp.
+// Losses of elements, with PyTorch's names, options and values. They are compositions of public
+// operations, to be copied and changed. Each computes its elements' losses without history, in f32
+// or f64, and gives its derivative by x and by the target. losses.hpp has the losses of classes,
+// and what all have in common.
 //
-// Throws, all of them: ContractError for shapes, dtypes and options that do not fit.
+// Throws, for all of them: ContractError for shapes, dtypes and options that do not fit.
 #pragma once
 
 #include "tessera/autograd/losses.hpp"
@@ -25,8 +25,8 @@ struct SmoothL1Options {
 };
 // weight and pos_weight broadcast to x, have its dtype and get no gradient.
 struct BinaryCrossEntropyOptions {
-  Tensor weight{};      // of each element's loss
-  Tensor pos_weight{};  // of the term of the positive class; with logits only
+  Tensor weight{};      // multiplies each element's loss
+  Tensor pos_weight{};  // multiplies the term of the positive class; with logits only
   LossReduction reduction = LossReduction::mean;
 };
 struct KlDivOptions {
@@ -39,7 +39,7 @@ namespace composed {
 using raw::Binary;
 using raw::binary;
 
-// What a loss is made of, and what of it backward keeps: in f32 or f64.
+// What a loss is made of, in f32 or f64. Backward keeps it.
 struct Terms {
   Tensor x{}, target{}, weight{}, positive{};  // undefined where a loss does without
   double width = 0, factor = 1;
@@ -54,7 +54,7 @@ inline Tensor one_less(const Tensor& x) { return binary(Binary::sub, 1, x); }
 inline Tensor weighted(const Tensor& x, const Tensor& weight) {
   return weight.defined() ? raw::mul(x, weight) : x;
 }
-// log(1 + x) for x >= -1, as exact for small x: log(u) x / (u - 1) with u = 1 + x rounded.
+// log(1 + x) for x >= -1, exact for small x, too: log(u) x / (u - 1) with u = 1 + x rounded.
 // Source: Kahan, "Interval arithmetic options in the proposed IEEE standard", 1980.
 inline Tensor log_one_plus(const Tensor& x) {
   const Tensor u = binary(Binary::add, x, 1);
@@ -62,7 +62,7 @@ inline Tensor log_one_plus(const Tensor& x) {
   const Tensor ratio = binary(Binary::div, raw::mul(raw::log(u), x), step);
   return raw::where(binary(Binary::eq, step, 0), x, ratio);
 }
-// Of z, log(1 + e^z) and log(1 + e^-z), the losses of a logit for the two classes.
+// The losses of a logit z for the two classes: log(1 + e^z) and log(1 + e^-z).
 struct LogitLosses {
   Tensor negative, positive;
   explicit LogitLosses(const Tensor& z) {
@@ -84,7 +84,7 @@ inline void check_pair(const char* name, const Tensor& x, const Tensor& target,
                  ": operands lie on different devices; move them to one");
 }
 
-// An option that scales elements, as wide as x; undefined where it was not given.
+// An option that scales elements, widened as x is; undefined if it was not given.
 inline Tensor factor(const char* name, const char* what, const Tensor& given, const Tensor& x) {
   if (!given.defined()) return {};
   TESSERA_EXPECT(given.dtype() == x.dtype() && broadcasts_to(given.shape(), x.shape()), name, ": ",
@@ -120,7 +120,7 @@ inline Tensor reduced(const char* name, const Tensor& x, const Tensor& target, c
       });
 }
 
-// A loss of d = x - target, which are the terms' x; `slope` by d.
+// A loss of d = x - target. The terms' x is d, and `slope` is the derivative by d.
 inline Tensor of_difference(const char* name, const Tensor& x, const Tensor& target,
                             LossReduction reduction, Terms terms, Tensor (*loss)(const Terms&),
                             Slope slope) {
@@ -130,7 +130,7 @@ inline Tensor of_difference(const char* name, const Tensor& x, const Tensor& tar
 }
 inline Tensor signed_by(int i, const Tensor& slope) { return i == 0 ? slope : raw::neg(slope); }
 
-// c (d - c / 2) of c = d clamped to the width, times the factor.
+// The factor times c (d - c / 2), where c is d clamped to the width.
 inline Tensor clamped(const Terms& of) {
   return binary(Binary::min, binary(Binary::max, of.x, -of.width), of.width);
 }
@@ -194,8 +194,8 @@ inline Tensor smooth_l1_loss(const Tensor& x, const Tensor& target,
 }
 
 // --- of probabilities, with gradients for both ---
-// -weight (t log x + (1 - t) log(1 - x)), logarithms cut off at -100; NaN for x outside [0, 1],
-// where PyTorch throws.
+// -weight (t log x + (1 - t) log(1 - x)), with logarithms cut off at -100. It is NaN for x outside
+// [0, 1], where PyTorch throws.
 inline Tensor binary_cross_entropy(const Tensor& x, const Tensor& target,
                                    const BinaryCrossEntropyOptions& options = {},
                                    Caller at = Caller::current()) {
@@ -226,7 +226,7 @@ inline Tensor binary_cross_entropy(const Tensor& x, const Tensor& target,
                  });
 }
 
-// -weight (pos_weight t log p + (1 - t) log(1 - p)) of p = sigmoid(x), without overflow.
+// -weight (pos_weight t log p + (1 - t) log(1 - p)), with p = sigmoid(x), without overflow.
 inline Tensor binary_cross_entropy_with_logits(const Tensor& x, const Tensor& target,
                                                const BinaryCrossEntropyOptions& options = {},
                                                Caller at = Caller::current()) {
@@ -257,8 +257,8 @@ inline Tensor binary_cross_entropy_with_logits(const Tensor& x, const Tensor& ta
                  });
 }
 
-// target (log target - x), 0 where target is 0; of x = log p, Kullback and Leibler's divergence of
-// p from the target. With log_target the target is a logarithm, too.
+// target (log target - x), and 0 where target is 0. For x = log p this is Kullback and Leibler's
+// divergence of p from the target. With log_target the target is a logarithm, too.
 inline Tensor kl_div(const Tensor& x, const Tensor& target, const KlDivOptions& options = {},
                      Caller at = Caller::current()) {
   using namespace composed;

@@ -1,5 +1,5 @@
 // An operation of one's own, from outside the library. Dispatch on dtypes, layouts, shapes without
-// values, accesses and errors are done here; what is left to write is its arithmetic:
+// values, accesses and errors are done here. What is left to write is its arithmetic:
 //
 //   Tensor soft_plus(const Tensor& x, std::source_location line = std::source_location::current())
 //   {
@@ -10,15 +10,15 @@
 //     });
 //   }
 //
-// The lesson tests/tour/050_your_own_op.cpp checks it. One with several results, or of several
-// dtypes, says what each pointer of its body is:
+// The lesson tests/tour/050_your_own_op.cpp checks it. An operation with several results, or of
+// several dtypes, says what each pointer of its body is:
 //
 //   const auto both = op.run(rows, body, CustomOp::Out<T>{{rows, n}}, CustomOp::Out<float>{{rows}},
 //                            CustomOp::In<T>{x}, CustomOp::In<std::int32_t>{ids});
 //   return op.record({x}, both, [](std::span<const Tensor> g, Gradients& out) { ... });
 //
-// as the selective scan of tests/autograd/selective_scan.hpp does. Bodies here run on the CPU; one
-// for a GPU is a kernel, launched by Stream::launch.
+// The selective scan of tests/autograd/selective_scan.hpp does so. Bodies here run on the CPU. A
+// body for a GPU is a kernel, launched by Stream::launch.
 #pragma once
 
 #include <array>
@@ -36,14 +36,14 @@ namespace tessera {
 
 class CustomOp {
  public:
-  // `name` is a literal: traces and errors use it as long as the device lives. `caller` is the line
-  // that errors name; a function passes its own caller on, as above.
+  // `name` is a literal, because traces and errors use it as long as the device lives. Errors name
+  // `caller`; a function passes its own caller on, as above.
   explicit CustomOp(const char* name,
                     const std::source_location& caller = std::source_location::current()) noexcept
       : name_(name), caller_(caller) {}
 
-  // f of the inputs' elements, which broadcast: f takes one number for each input, float for
-  // 16-bit and f32 tensors, double for f64, and gives one.
+  // Applies f to the inputs' elements; inputs broadcast. f takes one number for each input and
+  // returns one. Numbers are float for 16-bit and f32 tensors, double for f64.
   // Requires, as run: inputs of one floating dtype on one CPU or meta; f is trivially copyable and
   // captures at most 48 bytes.  Throws: ContractError with the caller's line.
   template <class F, std::convertible_to<Tensor>... X>
@@ -62,23 +62,24 @@ class CustomOp {
         in);
   }
 
-  // A new tensor of `shape`, written by f(task, out, inputs...) for each task in [0, tasks), in any
-  // order and on several threads: each writes elements of its own. out is T*, each input const T*,
-  // the first of its elements in row-major order, T one of float, double, BFloat16 and Float16.
+  // A new tensor of `shape`, written by f(task, out, inputs...) for each task in [0, tasks). Tasks
+  // run in any order and on several threads, so each writes elements of its own. out is T*, and
+  // each input is const T*: its first element, in row-major order. T is float, double, BFloat16 or
+  // Float16.
   template <class F, std::convertible_to<Tensor>... X>
   Tensor run(const Shape& shape, std::int64_t tasks, F f, const X&... inputs) const {
     return run_on(shape, tasks, f, std::array<Tensor, sizeof...(X)>{Tensor(inputs)...});
   }
 
-  // Operands of a body of several dtypes: a tensor of T, whose first element it gets by a const T*,
-  // which is null for an undefined one; and a new tensor of T, which it gets by a T*.
+  // Operands of a body of several dtypes. In is a tensor of T: the body gets a const T* to its
+  // first element, null for an undefined one. Out is a new tensor of T: the body gets a T*.
   template <class T>
   struct In;
   template <class T>
   struct Out;
-  // The tensors of all Out, in their order, written by f(task, pointers...), a pointer for each
-  // operand, otherwise as above. There may be as many as there is use for.
-  // Requires: one In at least; inputs on one CPU or meta, each of the dtype that its T is.
+  // The tensors of all Out, in their order, written by f(task, pointers...). It gets a pointer for
+  // each operand, of which there may be any number. Otherwise as above.
+  // Requires: at least one In; inputs on one CPU or meta, each of the dtype of its T.
   template <class F, class... Operands>
   auto run(std::int64_t tasks, F f, const Operands&... operands) const {
     std::array<Operand, sizeof...(Operands)> all{operands.operand()...};
@@ -113,8 +114,8 @@ class CustomOp {
                 autograd::Backward backward) const {
     return autograd::record(name_, inputs, std::move(out), std::move(backward));
   }
-  // The same of several results: `backward` gets the gradient of each, zeros of one that nobody has
-  // used. Results that are not floating have no history, and an undefined gradient.
+  // Gives several results their history. `backward` gets the gradient of each: zeros for a result
+  // that nobody has used. A result that is not floating has no history, and an undefined gradient.
   using BackwardOfAll =
       std::function<void(std::span<const Tensor> gradients, autograd::Gradients&)>;
   template <std::size_t N>
@@ -124,7 +125,8 @@ class CustomOp {
     return out;
   }
 
-  // Throws ContractError "name: parts (file:line)", the caller's, unless `condition` holds.
+  // Throws ContractError "name: parts (file:line)", with the caller's line, unless `condition`
+  // holds.
   template <class... Parts>
   void expect(bool condition, const Parts&... parts) const {
     if (!condition) [[unlikely]]
@@ -135,7 +137,7 @@ class CustomOp {
   static constexpr std::size_t kMostInputs = 6;
   struct Operand {
     Tensor tensor;
-    Shape shape;  // of a new one
+    Shape shape;  // of a new tensor
     DType dtype;
     bool is_out;
   };
@@ -164,11 +166,11 @@ class CustomOp {
 
   // Checks the inputs and makes them contiguous; allocates the result.
   Tensor prepare(const Shape& shape, std::span<Tensor> inputs) const;
-  // Checks that they broadcast, and sees each in the common shape.
+  // Checks that the inputs broadcast, and expands each to the common shape.
   void expand_all(std::span<Tensor> inputs) const;
   void launch(const Tensor& out, std::span<const Tensor> inputs, const Body& body) const;
-  // The same of operands: checks the inputs and allocates the others; and with the table of their
-  // addresses, undefined for none.
+  // The same for operands: prepare checks the inputs and allocates the others; launch takes the
+  // table of their addresses, undefined for none.
   void prepare(std::span<Operand> operands) const;
   void launch(std::span<const Operand> operands, const Tensor& table, const Body& body) const;
   static Tensor table_of(std::span<std::byte* const> addresses, const Device& device);

@@ -1,4 +1,5 @@
-// Einstein's sums: letters become batch, rows, columns or sums of one matmul, of public operations.
+// Einstein's sums, from public operations: letters become batch, rows, columns or sums of one
+// matmul.
 #pragma once
 
 #include <string>
@@ -22,8 +23,8 @@ inline bool stands_once(std::string_view letters, char c) {
   return has(letters, c) && letters.find(c) == letters.rfind(c);
 }
 
-// The letters of one operand, "..." as digits that end with 9: those of both operands meet from the
-// last.
+// The letters of one operand. "..." becomes digits that end with 9, so that those of both operands
+// meet from the last.
 inline std::string letters_of(std::string_view term, int ndim) {
   const std::size_t dots = term.find("...");
   std::string letters(term);
@@ -50,7 +51,7 @@ struct Lettered {
         letters.erase(d, 1);
       }
   }
-  // With the dimensions `wanted`, in that order; a letter that is not here has size 1.
+  // The tensor with the dimensions `wanted`, in that order; a letter that it lacks has size 1.
   Tensor as(std::string_view wanted) const {
     std::vector<int> order;
     for (const char c : wanted)
@@ -98,8 +99,11 @@ inline std::string default_result(const std::string& both) {
 
 }  // namespace einsum_terms
 
-// Sums of products by Einstein's rule, as "bqd,bkd->bqk", "..." for leading dimensions of both.
-// Without "->" the letters that stand once come out in alphabetic order.
+// Sums of products of two operands by Einstein's rule, for example "bqd,bkd->bqk". "..." stands for
+// leading dimensions of both. Without "->" the letters that stand once are the result's, in
+// alphabetic order.
+//   Throws: ContractError for a formula that is none of two operands, and for shapes that do not
+// fit it.
 inline Tensor einsum(std::string_view given, const Tensor& a, const Tensor& b,
                      Caller at = Caller::current()) {
   using namespace einsum_terms;

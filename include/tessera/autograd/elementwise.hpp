@@ -1,5 +1,5 @@
 // Arithmetic, comparisons and functions of single elements. A number may stand on either side of an
-// operator; there is no `a += b`, for values never change: write a = a + b.
+// operator. There is no `a += b`, since values never change: write a = a + b.
 #pragma once
 
 #include <optional>
@@ -36,17 +36,18 @@ inline Tensor operator*(double a, const Operand& b) { return mul(b.tensor, a, b.
 inline Tensor operator/(double a, const Operand& b) { return div(a, b.tensor, b.at); }
 inline Tensor operator-(const Operand& x) { return neg(x.tensor, x.at); }
 
-// x to the power of y, floating. The gradient of x is 0 where y is 0, that of y where x is 0 and
-// y >= 0.
+// x to the power of y, floating. The gradient of x is 0 where y is 0. The gradient of y is 0 where
+// x is 0 and y >= 0.
 Tensor pow(const Tensor& x, const Tensor& y, Caller at = Caller::current());
 Tensor pow(const Tensor& x, double y, Caller at = Caller::current());
 Tensor pow(double x, const Tensor& y, Caller at = Caller::current());
 Tensor square(const Tensor& x, Caller at = Caller::current());
 Tensor reciprocal(const Tensor& x, Caller at = Caller::current());
-// The smaller and the larger of each two, NaN if either is; equal ones share the gradient.
+// The smaller, and the larger, of each two elements; NaN if either is. Equal ones share the
+// gradient.
 Tensor minimum(const Tensor& a, const Tensor& b, Caller at = Caller::current());
 Tensor maximum(const Tensor& a, const Tensor& b, Caller at = Caller::current());
-// min(max(x, low), high), either of which may be left out; the gradient is 0 where x is outside.
+// min(max(x, low), high); either bound may be left out. The gradient is 0 where x is outside.
 Tensor clamp(const Tensor& x, std::optional<double> low, std::optional<double> high = {},
              Caller at = Caller::current());
 
@@ -95,7 +96,7 @@ inline Tensor operator<(double a, const Operand& b) { return b > a; }
 inline Tensor operator<=(double a, const Operand& b) { return b >= a; }
 inline Tensor operator>(double a, const Operand& b) { return b < a; }
 inline Tensor operator>=(double a, const Operand& b) { return b <= a; }
-// Of any dtype: what is not 0 is true.
+// For any dtype; an element that is not 0 is true.
 Tensor logical_and(const Tensor& a, const Tensor& b, Caller at = Caller::current());
 Tensor logical_or(const Tensor& a, const Tensor& b, Caller at = Caller::current());
 Tensor logical_not(const Tensor& x, Caller at = Caller::current());
@@ -108,7 +109,7 @@ Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b,
              Caller at = Caller::current());
 Tensor where(const Tensor& condition, const Tensor& a, double b, Caller at = Caller::current());
 Tensor where(const Tensor& condition, double a, const Tensor& b, Caller at = Caller::current());
-// x, but `value` where `mask` is true.
+// x, with `value` where `mask` is true.
 Tensor masked_fill(const Tensor& x, const Tensor& mask, double value,
                    Caller at = Caller::current());
 
@@ -126,18 +127,20 @@ Tensor masked_fill(const Tensor& x, const Tensor& mask, double value,
 #undef TESSERA_DECLARES_steps
 #undef TESSERA_DECLARES_own
 
-// slope x below 0, derivative slope at 0.
+// slope x below 0, x above; the derivative at 0 is slope.
 Tensor leaky_relu(const Tensor& x, double slope = 0.01, Caller at = Caller::current());
-// alpha (exp(x) - 1) below 0.
+// alpha (exp(x) - 1) below 0, x above.
 Tensor elu(const Tensor& x, double alpha = 1, Caller at = Caller::current());
 Tensor log_sigmoid(const Tensor& x, Caller at = Caller::current());
-// silu(gate) * up. `form`: for whom it is written, see autograd/input_form.hpp.
+// silu(gate) * up. `form`: how the result is written for its readers; see autograd/input_form.hpp.
 Tensor swiglu(const Tensor& gate, const Tensor& up, InputForm form = {},
               Caller at = Caller::current());
-// The same of both side by side, [..., 2 h] -> [..., h], read and differentiated where they lie.
+// The same, of gate and up side by side: [..., 2 h] -> [..., h]. They are read, and differentiated,
+// where they lie.
 Tensor swiglu(const Tensor& gate_up, InputForm form = {}, Caller at = Caller::current());
 
-// The gradient between floating dtypes is cast back; what becomes integer or boolean has none.
+// Between floating dtypes the gradient is cast back. A result of integers or booleans has no
+// gradient.
 Tensor cast(const Tensor& x, DType dtype, Caller at = Caller::current());
 
 }  // namespace tessera

@@ -1,11 +1,11 @@
-// Products of linear layers in 8-bit floats, of which a GPU of sm_90 has up to twice
-// as many a second as of bf16.
+// Products of linear layers in 8-bit floats. A GPU of sm_90 makes up to twice as many a second as
+// in bf16.
 //
 //              y = x W^T            dx = dy W             dW = dy^T x
 //   rounded    x, W                 dy, W                 dy, x           in the step, from f32 or
 //   16 bits sums       f32, over all of each, then once to the dtype of x, or to the gradient sink
 //
-// Weights stay what they are, in shards and in units; scales are found anew in each call.
+// Weights stay as they are, in shards and in units. Scales are found anew in each call.
 #pragma once
 
 #include <cstdint>
@@ -26,24 +26,24 @@ class SharedFp8;
 //             2024.
 enum class Fp8Recipe : std::uint8_t { tensorwise, blockwise };
 
-// linear(x, weight, bias) with these products. x [..., in] and weight [out, in] are f32, bf16 or
-// f16 of one dtype. Throws: ContractError where 16 does not divide `in` and `out`, or, where the
-// weight's gradient is wanted, the rows of x, over which it is a sum.
+// linear(x, weight, bias) with these products. x [..., in] and weight [out, in] have one dtype:
+// f32, bf16 or f16. Throws: ContractError if 16 does not divide `in` and `out`. If the weight's
+// gradient is wanted, 16 must divide the rows of x, too, because that gradient is a sum over them.
 Tensor linear_fp8(const Tensor& x, const Tensor& weight, const Tensor& bias, Fp8Recipe recipe,
                   Caller at = Caller::current());
 // In its scope on this thread, calls of linear_fp8 with one x, one after another, round it once,
-// and keep it once for backward: for layers that read one input, as those to queries, keys and
-// values. There norms and SwiGLU round what they make themselves, and write nothing else, when they
-// are told the recipe of the layers that read it:
+// and keep it once for backward. It is for layers that read one input, as those to queries, keys
+// and values. Norms and SwiGLU may round what they make themselves, and write nothing else. They do
+// so if they are told the recipe of the layers that read it:
 //
 //   const SharedFp8Input shared;
 //   const Tensor h = rms_norm(x, w, eps, Fp8Recipe::tensorwise);   // codes, in e4m3
 //   const Tensor q = linear_fp8(h, w_q, {}, Fp8Recipe::tensorwise), k = ...
 //
-// The bits are those of norm and linear_fp8 alone. linear_fp8 finds the scales of h in the scope or
-// in one around it. They are there until the scope rounds something else, as linear_fp8 of another
-// x does. So a layer that rounds more than its input has a scope of its own, as those of nn have.
-// Whatever else would read h throws ContractError, since its codes are no values.
+// The bits are those of norm and linear_fp8 without a scope. linear_fp8 finds the scales of h in
+// the scope, or in one around it. They stay until the scope rounds something else, as linear_fp8 of
+// another x does. So a layer that rounds more than its input has a scope of its own, as those of nn
+// have. Any other operation that reads h throws ContractError, since its codes are no values.
 class SharedFp8Input {
  public:
   SharedFp8Input() noexcept;

@@ -1,5 +1,5 @@
-// Is a backward function the derivative of its forward function? Tests of operations ask here, ours
-// and those of whoever writes one.
+// Whether a backward function is the derivative of its forward function. Tests of operations ask
+// here, ours and those of anyone who writes one.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 namespace tessera {
 
 struct GradcheckOptions {
-  std::uint64_t seed = 1;  // of the projection
+  std::uint64_t seed = 1;  // of the random projection p
 };
 
 struct GradcheckReport {
@@ -27,14 +27,14 @@ struct GradcheckReport {
 // by 100 eps^(2/3) (S + |gradient|), where S = 1 + sum|p y| + sum|x dL/dx|. It differs for two
 // reasons.
 //
-// Curvature: D(h) = L' + a h^2 + b h^4 + ...; the slope is rid of a, and 4 b h^4 is left. If L is
-// at most M within r of x, b is at most M / r^5 (Cauchy). So the rest is below eps^(2/3) M for
-// every x that is 0.006 max(1, |x|) away from a pole.
+// Curvature: D(h) = L' + a h^2 + b h^4 + ... The slope is rid of a, and 4 b h^4 is left. If L is at
+// most M within r of x, b is at most M / r^5 (Cauchy). So the rest is below eps^(2/3) M for every x
+// that is 0.006 max(1, |x|) away from a pole.
 //
 // Rounding: y is off by some eps, and so are the inputs of which it is the value. Then L is off by
 // n eps S, and the slope by 1.5 n eps S / h. The factor 100 leaves room for n = 66 roundings.
 //
-// Compares, for every element of every f64 input, what backward gives with that slope. Inputs of
+// Compares backward's gradient with that slope, for every element of every f64 input. Inputs of
 // other dtypes are handed on as they are. A second backward pass must add the same once more.
 //
 // Requires: a device that runs bodies; y is f64 and the same each time; no kink of f within

@@ -1,4 +1,4 @@
-// Why errors of `a + b` name the line where it stands.
+// Operands of operators, by which errors of `a + b` name the line where it stands.
 #pragma once
 
 #include <concepts>
@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-// The first operand of an operator, and the line of the expression: an operator has no defaulted
-// parameters, but a conversion to its operand's type has.
+// The first operand of an operator, and the line of the expression. An operator can have no
+// defaulted parameters, but a conversion to its operand's type can.
 struct Operand {
   Tensor tensor;
   Caller at;

@@ -1,8 +1,8 @@
-// Differentiable operations: what models are written with. Shapes broadcast by NumPy's rule; both
+// Differentiable operations, with which models are written. Shapes broadcast by NumPy's rule. Both
 // operands of a binary operation have one dtype. Every operation here is checked against finite
 // differences in f64. include/tessera/tensor/README.md has them beside PyTorch's names.
 //
-// To add one from outside: autograd/custom_op.hpp.
+// autograd/custom_op.hpp adds one from outside.
 #pragma once
 
 #include <functional>
@@ -27,19 +27,20 @@
 namespace tessera {
 
 // --- hooks ---
-// x itself; in backward its gradient is first given to f, whose result (undefined: the gradient
-// unchanged) goes on. PyTorch: Tensor.register_hook.
+// x itself. In backward its gradient is first given to f, whose result goes on in its place. An
+// undefined result leaves the gradient as it is. PyTorch: Tensor.register_hook.
 Tensor on_gradient(const Tensor& x, std::function<Tensor(const Tensor& gradient)> f);
 
 // --- layers' functions ---
-// Over one dimension; [] is one element along dimension 0. A slice of -inf alone gives NaN. 16-bit
-// floats compute in f32.
+// softmax and its logarithm, over one dimension; [] is one element along dimension 0. A slice of
+// -inf alone gives NaN. 16-bit floats compute in f32.
 Tensor softmax(const Tensor& x, int dim = -1, Caller at = Caller::current());
 Tensor log_softmax(const Tensor& x, int dim = -1, Caller at = Caller::current());
 // Rows of weight [V, C] by ids [...] -> [..., C].
 Tensor embedding(const Tensor& weight, const Tensor& ids, Caller at = Caller::current());
 // x weight / sqrt(mean(x^2) + eps) over the last dimension; weight [C], or {} for none.
-// `form`, here and of the three below: for whom it is written, see autograd/input_form.hpp.
+// `form`, here and in the three below: how the result is written for its readers; see
+// autograd/input_form.hpp.
 // Source: Zhang and Sennrich, "Root mean square layer normalization", 2019.
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps, InputForm form = {},
                 Caller at = Caller::current());
@@ -48,8 +49,8 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps, InputForm for
 // Source: Ba, Kiros and Hinton, "Layer normalization", 2016.
 Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps,
                   InputForm form = {}, Caller at = Caller::current());
-// x + residual and its norm, in one pass over both, with the bits of two. A residual that the
-// caller gives away is overwritten by the sum.
+// x + residual and its norm, in one pass over both, with the bits of two passes. A residual that
+// the caller moves in is overwritten by the sum.
 struct SumAndNorm {
   Tensor sum, norm;
 };
@@ -66,11 +67,11 @@ struct RopeTables {
                          const Device& device);
 };
 Tensor rope(const Tensor& x, const RopeTables& tables, Caller at = Caller::current());
-// The same of the first `heads` heads alone, as those of queries and keys in one projection. What
-// the caller gives away is overwritten, and so is the gradient where nobody else sees it.
+// Rotates the first `heads` heads only, as those of queries and keys in one projection. An x that
+// the caller moves in is overwritten, and so is the gradient if nobody else sees it.
 Tensor rope(Tensor x, const RopeTables& tables, std::int64_t heads, Caller at = Caller::current());
-// Each element kept with probability 1 - p and scaled by 1 / (1 - p), 0 <= p <= 1, where 1 keeps
-// none; the mask depends on (key, offset + index / 4, index mod 4) only.
+// Keeps each element with probability 1 - p, scaled by 1 / (1 - p), and sets the others to 0. 0 <=
+// p <= 1, where 1 keeps none. The mask depends on (key, offset + index / 4, index mod 4) only.
 Tensor dropout(const Tensor& x, double p, autograd::DropoutKey key, std::int64_t offset,
                Caller at = Caller::current());
 

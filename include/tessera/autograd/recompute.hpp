@@ -3,7 +3,7 @@
 //   forward    y = f(x), nothing inside f is kept ─────── y
 //   backward   y' = f(x) again, with history ── backward of y' ── gradient of x
 //
-// Or some results inside f are kept, those that cost most for their bytes, see Keep.
+// With Keep, some results inside f are kept: those that cost most for their bytes.
 #pragma once
 
 #include <concepts>
@@ -26,28 +26,29 @@ struct Keep {
   bool operator==(const Keep&) const = default;
 };
 
-// Computes f(x) and keeps x only. Backward runs f once more with the same random draws, as far as
-// backward needs it, and then its backward. Without gradients enabled this is f(x).
-//   The gradients are bit by bit those of f(x). There are two exceptions. With `keep`, on a GPU,
-// those of linear_gelu are those of gelu(linear()). And where x has users beside f, a linear in f
-// would have added its gradient to theirs before it is rounded.
-//   f gives the same result each time. Of tensors with history it may use x, leaves (parameters),
-// and what it has captured, as a condition or the states of an encoder; this call finds those, and
-// they get their gradients as inputs do. The graph keeps f. What f has captured by reference must
-// live until backward. Where recomputed functions are nested, each decides what is kept inside of
+// Computes f(x) and keeps x only. Backward runs f once more, with the same random draws, as far as
+// it needs it. Then it runs f's backward. Without gradients enabled this is f(x).
+//   The gradients are bit by bit those of f(x), with two exceptions. With `keep`, on a GPU, those
+// of linear_gelu are those of gelu(linear()). And if x has users beside f, a linear in f would have
+// added its gradient to theirs before rounding.
+//   f gives the same result each time. It may use tensors with history: x, leaves (parameters), and
+// what it has captured, as a condition or the states of an encoder. This call finds captured ones,
+// and they get their gradients as inputs do. The graph keeps f. What f has captured by reference
+// must live until backward. If recomputed functions are nested, each decides what is kept inside of
 // it.
 //   Throws: what f throws, here or in backward; ContractError in backward when an input or a
 // captured tensor was written since, and when f has other products or attentions than in forward
 // and `keep` keeps them.
 Tensor recompute(std::function<Tensor(const Tensor&)> f, const Tensor& x, Keep keep = {});
-// The same of what can't be copied, a module: it is taken by reference, and lives until backward.
+// The same for a function that can't be copied, such as a module. It is taken by reference, and
+// must live until backward.
 template <class F>
   requires(!std::copy_constructible<F> && std::is_invocable_r_v<Tensor, F&, const Tensor&>)
 Tensor recompute(F& f, const Tensor& x, Keep keep = {}, Caller at = Caller::current()) {
   const CallSite site(at);
   return recompute([&f](const Tensor& in) -> Tensor { return f(in); }, x, keep);
 }
-// The same of several inputs, each of which gets its gradient.
+// The same with several inputs, each of which gets its gradient.
 Tensor recompute(std::function<Tensor(std::span<const Tensor>)> f, std::vector<Tensor> inputs,
                  Keep keep = {});
 

@@ -1,4 +1,4 @@
-// What an operation keeps of a tensor from forward to backward.
+// Tensors that an operation keeps from forward to backward.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 namespace tessera::autograd {
 
-// A tensor kept for backward, which nobody may write in between. Of a sharded parameter it keeps
-// the view only; see Note [Windows].
+// A tensor kept for backward. Nobody may write it in between. A sharded parameter is kept as a view
+// without its bytes; see Note [Windows].
 class Saved {
  public:
   Saved() = default;
@@ -25,10 +25,10 @@ class Saved {
   ~Saved();
 
   // The tensor without history.
-  // Throws: ContractError where an operation has written it since, as an optimizer does.
+  // Throws: ContractError if an operation has written it since, for example an optimizer.
   const Tensor& get() const;
-  // The same, and lets go of it: for a function that does not run again
-  // (Gradients::graph_is_retained) and has no other use for its bytes.
+  // Returns the tensor and lets go of it. It is for a function that does not run again
+  // (Gradients::graph_is_retained) and wants to reuse the bytes.
   Tensor extract();
 
  private:

@@ -1,13 +1,13 @@
-// Operations on a matrix that is there one slice at a time, as a streamed parameter is; see
+// Operations on a matrix of which one slice at a time is in memory, as of a streamed parameter; see
 // for_each_slice of param/parameter.hpp.
 //
 //   the matrix, in chunks of 3 rows     │ 0 1 2 │ 3 4 5 │ 6 7 8 │ 9     │
 //   slice 0: begin 0, rows 2            │ 0 1   │ 3 4   │ 6 7   │ 9     │
 //   slice 1: begin 2, rows 1            │     2 │     5 │     8 │       │
 //
-// A chunk is what one rank keeps, so a slice has the same part of every rank's rows, and one
-// in-place all-gather brings it. Each of the classes is given every slice of one cut once, in the
-// order of their begins, and then finished, once; all else is a ContractError. In backward the
+// A chunk is what one rank keeps. So a slice has the same part of every rank's rows, and one
+// in-place all-gather brings it. Each of these classes is given every slice of one cut once, in the
+// order of their begins. Then it is finished, once. All else is a ContractError. In backward the
 // slices come in reverse, and each has its gradient when its node has run.
 #pragma once
 
@@ -21,7 +21,7 @@
 
 namespace tessera {
 
-// Which rows of a matrix a slice has: [begin, begin + rows) of every chunk, one chunk after the
+// The rows of a matrix that a slice has: [begin, begin + rows) of every chunk, one chunk after the
 // other, as far as they exist.
 struct SliceRows {
   std::int64_t all = 0;    // rows of the matrix
@@ -30,7 +30,7 @@ struct SliceRows {
 
   static constexpr SliceRows whole(std::int64_t all) { return {all, all, 0, all}; }
   constexpr std::int64_t full_chunks() const { return chunk == 0 ? 0 : all / chunk; }
-  // Rows of the chunk behind these.
+  // Rows of the slice in the last, shorter chunk.
   constexpr std::int64_t rest() const {
     return std::clamp<std::int64_t>(all - full_chunks() * chunk - begin, 0, rows);
   }
@@ -44,10 +44,10 @@ namespace detail {
 // Which slices of a cut an operation has been given.
 class GivenSlices {
  public:
-  // Throws: ContractError where `slice` is not the next, or not [rows.count(), C].
+  // Throws: ContractError if `slice` is not the next, or not [rows.count(), C].
   void expect(const char* operation, const Tensor& slice, const SliceRows& rows) const;
   void take(const SliceRows& rows);
-  // Throws: ContractError where one is missing, and the second time.
+  // Throws: ContractError if a slice is missing, and the second time.
   void finish(const char* operation);
 
  private:
@@ -56,15 +56,15 @@ class GivenSlices {
   bool is_finished_ = false;
 };
 
-// Which rows of slices hold some rows of a matrix, found for several slices together: as many as
-// follow that are even, but for the last.
+// Which rows of slices hold some rows of a matrix. It finds them for several slices together: those
+// that follow in a cut of even slices, of which the last may be shorter.
 class FoundRows {
  public:
-  // An id `ignored` stays that everywhere.
+  // An id that equals `ignored` stays so in every result.
   explicit FoundRows(std::int32_t ignored = -2) : ignored_(ignored) {}
-  // Of the rows `ids`, contiguous, those of one part of a slice that is walked in parts of
-  // `part_rows`, or all at once where it has no more: i32 of the ids' shape, -1 for what is in
-  // another part, -2 for what is in none.
+  // Where in one part of a slice the rows `ids`, contiguous, lie: i32 of the ids' shape. -1: in
+  // another part; -2: in none. The slice is walked in parts of `part_rows`, or all at once if it
+  // has no more rows.
   Tensor in(const Tensor& ids, const SliceRows& rows, std::int64_t part, std::int64_t part_rows);
 
  private:
@@ -75,7 +75,7 @@ class FoundRows {
 
 }  // namespace detail
 
-// embedding(matrix, ids): ids [...] -> [..., C], with the same bits. An id outside [0, rows.all)
+// embedding(matrix, ids), with the same bits: ids [...] -> [..., C]. An id outside [0, rows.all)
 // gives a row of NaN, and no gradient.
 class SlicedEmbedding {
  public:
@@ -93,8 +93,8 @@ class SlicedEmbedding {
   std::shared_ptr<Tensor> order_;  // in backward, for a GPU
 };
 
-// linear(x, matrix): x [..., C] -> [..., V], the columns of V in the order of the matrix's rows,
-// whatever the cut.
+// linear(x, matrix): x [..., C] -> [..., V]. The columns of V are in the order of the matrix's
+// rows, whatever the cut.
 class SlicedLinear {
  public:
   explicit SlicedLinear(Tensor x) : x_(std::move(x)) {}
@@ -109,10 +109,10 @@ class SlicedLinear {
 };
 
 // cross_entropy(linear(x, matrix), targets): x [..., C], targets [N], N rows of x -> f32 [] (f64
-// for f64), the mean over `count` where it is given (LossOrder). Where all logits are no more than
-// `most_logits`, they are kept for backward; else there are so many at a time, but at least 256
-// columns of a row, and they are made once more in backward. The gradient of x is added up in f32.
-// A target outside [0, rows.all) makes the loss NaN.
+// for f64). It is the mean over `count`, if that is given (LossOrder). If all logits are no more
+// than `most_logits`, they are kept for backward. Otherwise so many are made at a time, but at
+// least 256 columns of a row, and once more in backward. The gradient of x is added up in f32. A
+// target outside [0, rows.all) makes the loss NaN.
 class SlicedCrossEntropy {
  public:
   // Throws: ContractError for targets that are not N of i32 or i64, and for most_logits below 1.
