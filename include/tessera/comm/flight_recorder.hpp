@@ -1,12 +1,12 @@
-// The collectives of one rank in one group, over its communicators: one sequence of them, a
-// fingerprint that rolls over it, and the last 1,000 calls with who, what and when (NCCL's flight
-// recorder). Always on.
+// The collectives of one rank in one group, over all its communicators: one sequence, a fingerprint
+// that rolls over it, and the last 1,000 calls with who, what and when (NCCL's flight recorder). It
+// is always on.
 //
 //   host    ── submit 7 ── submit 8 ── submit 9 ──▶ the order that all ranks must share
 //   gather            └─ started 7 ─ done 7 ─ started 9 ...
 //   reduce                      └─ started 8 ...
 //
-// Peers compare fingerprints before they touch a byte, and look into each other's recorders to say
+// Peers compare fingerprints before they touch a byte. They look into each other's recorders to say
 // who is where.
 #pragma once
 
@@ -19,17 +19,17 @@
 
 namespace tessera {
 
-// One call, an entry of the flight record. Of a group, the first item stands for all, but `bytes`
-// are the whole group's. Texts are cut where they are longer. Times are nanoseconds of the host's
-// monotonic clock, 0: not yet.
+// One call, an entry of the flight record. For a CollectiveGroup the first item stands for all, but
+// `bytes` are the whole group's. Longer texts are cut. Times are nanoseconds of the host's
+// monotonic clock; 0: not yet.
 struct FlightEntry {
   std::uint64_t seq = 0;          // 1 for the first call in its group, over all communicators
   std::uint64_t fingerprint = 0;  // over all calls up to this one
   std::int64_t submitted_ns = 0;
   std::int64_t count = 0;
-  std::int64_t bytes = 0;  // of the items of this rank
+  std::int64_t bytes = 0;  // of all items, on this rank
   Progress progress{};
-  std::uint64_t around = 0;  // calls before it of the groups around this one
+  std::uint64_t around = 0;  // earlier calls of the groups around this one
   std::int32_t n_items = 0;
   std::int32_t root = 0;
   std::int32_t target = 0;
@@ -49,7 +49,7 @@ struct FlightEntry {
 // "; steps: 3; in the backward of forward 4"
 std::string to_string(const Progress& progress);
 
-// Owns no pointers, so that it may lie in memory that several processes see. Ordered: nothing; a
+// Owns no pointers, so that it may lie in memory that several processes see. Ordered: nothing. A
 // reader on another thread or process gets an entry whole or not at all.
 class FlightRecorder {
  public:
@@ -59,47 +59,48 @@ class FlightRecorder {
   FlightRecorder(const FlightRecorder&) = delete;
   FlightRecorder& operator=(const FlightRecorder&) = delete;
 
-  // The rank's host thread. Numbers and times the call, and rolls the fingerprint over it.
+  // Numbers and times the call, and rolls the fingerprint over it, on the rank's host thread.
   // `content` is a hash of all that ranks must agree on.
   const FlightEntry& submit(FlightEntry& call, std::uint64_t content) noexcept;
   std::uint64_t fingerprint() const noexcept { return fingerprint_; }
-  // A step of an optimizer over shards of the group, which all of its ranks make alike.
+  // Counts a step of an optimizer over shards of the group, which all of its ranks make alike.
   void count_step() noexcept { steps_.store(steps() + 1, std::memory_order_release); }
   std::uint64_t steps() const noexcept { return steps_.load(std::memory_order_acquire); }
   // After a failure that all ranks leave behind: forgets all calls and counts from the beginning.
   // Requires: the streams are idle.
   void restart() noexcept;
 
-  // The stream of the call reaches it, and has ended it; on a GPU: they are queued.
+  // The call's stream has reached it, and has ended it. On a GPU: these points are queued.
   void started(std::uint64_t seq, StreamId stream) noexcept;
   void done(std::uint64_t seq, StreamId stream) noexcept;
 
-  // Any thread, any process. The `seq` of the call that did so last; 0: none yet. Streams start
-  // calls in any order, so that `last_started` may be below `last_done` while a call runs.
+  // The `seq` of the last call that was submitted, started, done; 0: none yet. Any thread of any
+  // process may ask. Streams start calls in any order, so `last_started` may be below `last_done`
+  // while a call runs.
   std::uint64_t last_submitted() const noexcept { return last_.load(std::memory_order_acquire); }
   std::uint64_t last_started() const noexcept { return started_.load(std::memory_order_acquire); }
   std::uint64_t last_done() const noexcept { return done_.load(std::memory_order_acquire); }
-  // The call that `stream` is in, 0: none.
+  // The call that `stream` is in; 0: none.
   std::uint64_t running(StreamId stream) const noexcept {
     return running_[index(stream)].load(std::memory_order_acquire);
   }
-  // False: not submitted yet, or overwritten by later ones.
+  // The entry of call `seq`. False: it is not submitted yet, or overwritten by later ones.
   bool find(std::uint64_t seq, FlightEntry& out) const noexcept;
-  // The fingerprint after call `seq`, 0 where `find` is false.
+  // The fingerprint after call `seq`; 0 if `find` is false.
   std::uint64_t fingerprint_after(std::uint64_t seq) const noexcept;
 
-  // Whether the fingerprints differ after the last call that both have submitted. Cheap.
+  // Whether the fingerprints differ after the last call that both have submitted. It is cheap.
   bool has_parted_from(const FlightRecorder& other) const noexcept;
 
   // "rank 2 has submitted 41 calls, last ...; started 40, done 39"
   std::string position(int rank) const;
-  // The last entries, oldest first and none left out, as one JSON object. `failure` is why it is
+  // The last entries as one JSON object, oldest first, with none left out. `failure` says why it is
   // written.
   std::string to_json(int rank, int size, const std::string& failure) const;
 
  private:
   static constexpr std::size_t kWords = sizeof(FlightEntry) / 8;
-  using Words = std::array<std::uint64_t, kWords>;  // of an entry, read and written one by one
+  using Words = std::array<std::uint64_t, kWords>;  // an entry, read and written word by word
   static_assert(sizeof(FlightEntry) % 8 == 0);
 
   Words& entry(std::uint64_t seq) const noexcept { return entries_[seq % kCapacity]; }
@@ -116,11 +117,11 @@ class FlightRecorder {
   mutable std::array<Words, kCapacity> entries_;  // one is read only after it has been written
 };
 
-// The first call that both have and in which they differ; false where there is none.
+// The first call that both have and in which they differ; false if there is none.
 bool first_difference(const FlightRecorder& a, const FlightRecorder& b, FlightEntry& in_a,
                       FlightEntry& in_b);
 
-// The clock of the entries: of this host, the same in all its processes.
+// The clock of the entries. All processes of this host share it.
 std::int64_t monotonic_ns();
 
 // One step of a hash over words. Order counts.

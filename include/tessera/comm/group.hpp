@@ -5,10 +5,10 @@
 //
 // A group has communicators, symmetric memory, a sequence of calls and a fingerprint of its own.
 // There is one order over all collectives of a world. A rank issues its part of it, leaving out the
-// groups that it is not in. The first in that order which is not done waits for none behind it, so
-// it ends, and ranks never wait for each other crosswise. A group's fingerprint rolls over the
-// calls of the groups around it, too: ranks that issue a group's call before and after one of the
-// world hear of it, unless the host blocks in one of the two, when it takes the timeout.
+// groups that it is not in. The first unfinished collective in that order waits for none behind it,
+// so it ends. So ranks never wait for each other crosswise. A group's fingerprint rolls over the
+// calls of the groups around it, too. Ranks that put a group's call before, and after, one of the
+// world hear of it. If the host blocks in one of the two, only the timeout ends the wait.
 #pragma once
 
 #include <memory>
@@ -21,7 +21,7 @@ namespace tessera {
 
 class DeviceContext;
 
-// On which streams of a rank the communicators of a group run.
+// The streams of a rank on which the communicators of a group run.
 struct GroupStreams {
   StreamId gather = StreamId::gather;
   StreamId reduce = StreamId::reduce;
@@ -30,11 +30,11 @@ struct GroupStreams {
   bool operator==(const GroupStreams&) const = default;
 };
 
-// One rank's view of a group; made by World::split. What is collective is so over the group: each
-// of its ranks calls, in the same order. Lives as long as what World::share gives.
+// One rank's view of a group; World::split makes it. "Collective" means over the group: each of its
+// ranks calls, in the same order. It lives as long as what World::share gives.
 class RankGroup {
  public:
-  // Of what `sum`, `max` and World::resume agree on in one call.
+  // The most numbers that `sum`, `max` and World::resume agree on in one call.
   static constexpr std::size_t kAgreed = 8;
 
   const std::string& name() const noexcept;     // "world" for all ranks
@@ -43,8 +43,8 @@ class RankGroup {
   std::span<const int> ranks() const noexcept;  // their numbers in the world, in their order here
   const Device& device() const noexcept;
 
-  // Communicators over the group's ranks, each with its own order: gathers run on the gather
-  // stream, reductions on the reduce stream, control (losses, norms, agreement) on the compute
+  // Communicators over the group's ranks, each with its own order. Gathers run on the gather
+  // stream, reductions on the reduce stream, and control (losses, norms, agreement) on the compute
   // stream, unless GroupStreams say otherwise.
   Communicator& gather() const noexcept;
   Communicator& reduce() const noexcept;
@@ -53,15 +53,18 @@ class RankGroup {
   // The calls of all communicators of this group on this rank.
   const FlightRecorder& flight_recorder() const noexcept;
   // Whether sums are taken in rank order, so that their bits depend on the number of ranks alone.
-  // They are not where a vendor's library sums, nor where the group has several ranks on a host and
-  // others elsewhere: then each host's ranks are added first, and bits depend on who lies where.
+  // They are not where a vendor's library sums. Nor are they where the group has several ranks on a
+  // host and others elsewhere: then each host's ranks are added first, and bits depend on who lies
+  // where.
   bool sums_are_ordered() const noexcept;
 
-  // Memory that peers can read: reserved, but not booked in the ledger. Collective: every rank
-  // calls with the same size. `purpose` is what peers hear of that do something else.
+  // Makes memory that peers can read. It is reserved, but not booked in the ledger. Collective:
+  // every rank calls with the same size. `purpose` is for the message of peers that do something
+  // else.
+  //   Throws: ContractError for no bytes, and after the world has ended.
   std::shared_ptr<SymmetricMemory> allocate_symmetric(std::int64_t bytes,
                                                       std::string_view purpose = "a program") const;
-  // Symmetric memory through which tensors are exchanged, piece by piece: see
+  // Symmetric memory through which tensors are exchanged, piece by piece; see
   // distributed/collectives.hpp. The first call makes it, and is collective.
   static constexpr std::int64_t kWorkspaceBytes = 4 << 20;
   struct Workspace {
@@ -71,9 +74,9 @@ class RankGroup {
   Workspace& workspace() const;
   // The host sleeps until every rank is here.
   void barrier() const;
-  // Each of `values`, at most kAgreed, becomes its sum over all ranks, or the largest (NaN where
-  // any is NaN), on every rank; the host blocks. Collective, under `name`. Where nothing runs
-  // (`virtual`) all ranks count as alike.
+  // Each of `values`, at most kAgreed, becomes its sum over all ranks, or the largest (NaN if any
+  // is NaN), on every rank. The host blocks. Collective, under `name`. Where nothing runs
+  // (`virtual`), all ranks count as alike.
   void sum(std::span<double> values, const char* name = "sum") const;
   void max(std::span<double> values, const char* name = "max") const;
   double sum(double value) const;

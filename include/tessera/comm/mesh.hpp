@@ -6,9 +6,9 @@
 //                     0 1 2 3      rank 5 is at (1, 1): along dp_shard it is in a group with
 //      dp_replicate   4 5 6 7      4, 6 and 7, along dp_replicate in one with 1
 //
-// Ranks are laid out row by row, so that those of the last dimension are neighbours, which lie on
-// one machine if any do (PyTorch: init_device_mesh). All that makes a mesh is collective over the
-// world: every rank of it calls, with the same arguments.
+// Ranks are laid out row by row. So those of the last dimension are neighbours, which lie on one
+// machine if any do (PyTorch: init_device_mesh). To make a mesh is collective over the world: every
+// rank of it calls, with the same arguments.
 #pragma once
 
 #include <initializer_list>
@@ -22,21 +22,21 @@
 
 namespace tessera {
 
-// One dimension: its name, how many ranks it has, and on which streams its groups communicate.
+// One dimension: its name, its number of ranks, and the streams on which its groups communicate.
 struct MeshDim {
   std::string name;
   int size = 1;
   GroupStreams streams{};
 };
 
-// Degrees of a hybrid mesh: parameters are sharded over `shard` ranks, and `replicate` such groups
-// hold the same. Their product is the number of ranks.
+// The sizes of a hybrid mesh. Parameters are sharded over `shard` ranks, and `replicate` such
+// groups hold the same. Their product is the number of ranks.
 struct HybridSizes {
   int replicate = 1;
   int shard = 1;
 };
 
-// A small value. After its world has ended, what is left of it says so: see World.
+// A small value. It may outlive its world, but then its collectives throw; see World.
 class DeviceMesh {
  public:
   static constexpr int kMaxDims = 5;
@@ -47,10 +47,10 @@ class DeviceMesh {
   // communicators.  Throws: ContractError, on every rank, for sizes whose product is not the number
   // of ranks, and for names that are empty or come twice.
   static DeviceMesh grid(const World& world, std::vector<MeshDim> dims);
-  // The same of these ranks alone, in this order; the others of the world call, too, and get a mesh
-  // that they are not in.
+  // The same with these ranks alone, in this order. The others of the world call, too, and get a
+  // mesh that they are not in.
   static DeviceMesh grid(const World& world, std::vector<MeshDim> dims, std::span<const int> ranks);
-  // "dp_replicate" by "dp_shard"; sums over replicas run on the replicate stream.
+  // A grid of "dp_replicate" by "dp_shard". Sums over replicas run on the replicate stream.
   static DeviceMesh hybrid(const World& world, HybridSizes sizes);
 
   const World& world() const noexcept { return *world_; }
@@ -60,10 +60,10 @@ class DeviceMesh {
   std::span<const int> ranks() const noexcept { return layout_->ranks; }  // row by row
   bool is_member() const noexcept { return !layout_->groups.empty(); }    // this rank
 
-  // Along one dimension. Throws: ContractError for a name that the mesh does not have, and on ranks
-  // that it does not have.
+  // This rank's group along one dimension. Throws: ContractError for a name that the mesh does not
+  // have, and on ranks that are not in the mesh.
   const RankGroup& group(std::string_view name) const;
-  // Along the only one.
+  // Its group along the only dimension. Throws: ContractError for another number of dimensions.
   const RankGroup& group() const {
     return ndim() == 1 && is_member() ? *layout_->groups[0] : refuse_group();
   }
@@ -71,21 +71,22 @@ class DeviceMesh {
   // The part of the mesh along these dimensions, in this order, that this rank is in.
   DeviceMesh operator[](std::string_view name) const { return select({name}); }
   DeviceMesh select(std::initializer_list<std::string_view> names) const;
-  // This mesh with neighbouring dimensions as one, of the ranks of all of them in their order; the
-  // others keep their groups. So parameters are sharded over data and context ranks together:
+  // This mesh with neighbouring dimensions as one, which has the ranks of all of them in their
+  // order. The others keep their groups. For example, parameters are sharded over data and context
+  // ranks together:
   //
   //   const DeviceMesh mesh = DeviceMesh::grid(world, {{"pp", 2}, {"dp", 4}, {"cp", 2}});
   //   fully_shard(model, {.mesh = mesh.flatten({"dp", "cp"}, "dp_cp")["dp_cp"]});
   //
-  // Collective over the world, as all that makes a mesh; a part calls on every rank, too (PyTorch:
-  // _flatten).  Throws: ContractError for dimensions that are no neighbours in this order, and for
-  // a name that is taken.
+  // Collective over the world, as all that makes a mesh; for a part of a mesh, too, every rank
+  // calls (PyTorch: _flatten). Throws: ContractError for dimensions that are no neighbours in this
+  // order, and for a name that is taken.
   DeviceMesh flatten(std::initializer_list<std::string_view> names, std::string name,
                      const GroupStreams& streams = {}) const;
 
-  // As fully_shard takes a mesh: its last dimension shards, and one before it replicates. The
-  // second is null where there is none, or one rank along it.  Throws: ContractError for a mesh of
-  // three dimensions and more, and on ranks that are not in it.
+  // How fully_shard takes a mesh: its last dimension shards, and one before it replicates. The
+  // second group is null without such a dimension, or with one rank along it. Throws: ContractError
+  // for a mesh of three dimensions and more, and on ranks that are not in it.
   const RankGroup& shard_group() const {
     return ndim() <= 2 && is_member() ? *layout_->groups.back() : refuse_shards();
   }
@@ -109,9 +110,9 @@ class DeviceMesh {
   };
 
   static DeviceMesh make(const World& world, Layout layout);
-  // Of this rank's line along dimension d; null on ranks that are not in the mesh.
+  // The group of this rank's line along dimension d; null on ranks that are not in the mesh.
   static const RankGroup* make_group(const World& world, const Layout& layout, std::size_t d);
-  std::size_t index_of(std::string_view name) const;  // throws for what there is not
+  std::size_t index_of(std::string_view name) const;  // throws for an unknown name
   DeviceMesh(std::shared_ptr<const World> world, Layout layout)
       : world_(std::move(world)), layout_(std::make_shared<const Layout>(std::move(layout))) {}
   std::size_t find(std::string_view name) const;

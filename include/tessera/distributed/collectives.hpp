@@ -4,23 +4,22 @@
 //   Tensor largest = dist::all_reduce(norms, *mesh_row, ReduceOp::max);
 //   Tensor logits = dist::all_gather(mine, world);                  // [B, V] of each: [size B, V]
 //   Tensor h = dist::send_recv(y, stage, stage + 1, pipeline);      // defined on stage + 1 alone
-//   Tensor loss = model.loss(x, y, {.count = dist::count_targets(y, world)});    // y has ignored
-//   ones
+//   Tensor loss = model.loss(x, y, {.count = dist::count_targets(y, world)});
 //
-// Every rank of the group calls, in the same order, with the same shape and dtype; ranks that do
-// not get a CommError which names both. Nothing blocks: the work is queued on the compute stream,
-// before and behind that of other tensors there.
+// Every rank of the group calls, in the same order, with the same shape and dtype. Ranks that do
+// not get a CommError that names both. Nothing blocks: the work is queued on the compute stream,
+// among the work of other tensors there.
 //
 //   compute   ── makes x ── copy to workspace ── record ┐             ┌ wait ── reads the result
 //   control   (compute, unless GroupStreams say so)     └ wait ── pieces ── record
 //
-// The input has any layout and any dtype, and is never changed; the result is a new contiguous one,
-// without history. Peers read symmetric memory only, so each call copies its input there, in pieces
-// of RankGroup::kWorkspaceBytes. The sharding engine, which gathers where bytes lie, does not use
-// these.
-// Throws: ContractError for tensors of another device than the group's or on meta, where they are
-// read, sizes that do not divide, a root or target that is no rank, and tensors that require a
-// gradient.
+// The input has any layout and any dtype, and is never changed. The result is a new contiguous
+// tensor without history. Peers read symmetric memory only, so each call copies its input there, in
+// pieces of RankGroup::kWorkspaceBytes. The sharding engine gathers where bytes lie, and does not
+// use these.
+// Throws: ContractError for tensors of another device than the group's, or on meta if their values
+// are read; for sizes that do not divide; for a root or target that is no rank; for tensors that
+// require a gradient.
 #pragma once
 
 #include "tessera/autograd/losses.hpp"
@@ -30,16 +29,16 @@
 
 namespace tessera::dist {
 
-// The sum, or the largest, over all ranks, on every rank; summed in rank order unless
-// RankGroup::sums_are_ordered says otherwise, in f32 for 16-bit types.  x: [...], returns the same
-// shape.
+// The sum, or the largest, over all ranks, on every rank: x [...] -> the same shape. 16-bit types
+// are summed in f32. Sums are taken in rank order, unless RankGroup::sums_are_ordered says
+// otherwise.
 Tensor all_reduce(const Tensor& x, const RankGroup& group, ReduceOp op = ReduceOp::sum,
                   Caller at = Caller::current());
 
-// How many of all ranks' targets are not kIgnoredTarget, for the losses that are means over them:
-// `count` of LossOrder. The group is those ranks that average their gradients. Of a step of
-// micro-batches the targets of all of them: with what they count together, their losses are added
-// up.  targets: [...] of i32 or i64, also of another shape on each rank.
+// How many of all ranks' targets are not kIgnoredTarget: `count` of LossOrder, for losses that are
+// means over them. The group has the ranks that average their gradients. For a step of several
+// micro-batches give the targets of all of them, and add their losses up. targets: [...] of i32 or
+// i64; each rank may have another shape.
 TargetCount count_targets(const Tensor& targets, const RankGroup& group,
                           Caller at = Caller::current());
 
@@ -52,22 +51,21 @@ Tensor all_gather(const Tensor& x, const RankGroup& group, Caller at = Caller::c
 Tensor reduce_scatter(const Tensor& x, const RankGroup& group, ReduceOp op = ReduceOp::sum,
                       Caller at = Caller::current());
 
-// The tensor of the rank that is `root` within the group; of the others only shape and dtype count,
-// so that theirs may be on meta.
+// The tensor of rank `root` of the group, on every rank. Of the others only shape and dtype count,
+// so theirs may be on meta.
 Tensor broadcast(const Tensor& x, int root, const RankGroup& group, Caller at = Caller::current());
 
 // Part r of x along dimension 0 goes to rank r; part r of the result came from there.
 // x: [size n, ...], returns the same shape.
 Tensor all_to_all(const Tensor& x, const RankGroup& group, Caller at = Caller::current());
 
-// The tensor of rank `root`, on rank `target`; all others get an undefined tensor, which takes no
+// The tensor of rank `root`, on rank `target`. All others get an undefined tensor, which takes no
 // memory, and whose use is an error. Of the ranks that are not the root only shape and dtype count,
-// as for a broadcast. A rank that sends to itself gets a copy, so that a ring of one rank is one.
+// as for a broadcast. A rank that sends to itself gets a copy, so a ring may have one rank.
 //
 // PyTorch: `send` on the one, `recv` on the other, nothing on the rest. Here every rank of the
-// group calls, so that what does not match is an error that names both ranks, not a wait. Those
-// between which nothing travels enter and leave, too: two that pass much to each other are best a
-// group.
+// group calls. So a mismatch is an error that names both ranks, not a wait. Ranks between which
+// nothing travels enter and leave, too. So two ranks that pass much to each other are best a group.
 Tensor send_recv(const Tensor& x, int root, int target, const RankGroup& group,
                  Caller at = Caller::current());
 

@@ -10,9 +10,9 @@
 //   rank 0   a b │                     a b c d             a0 b0 c0 d0
 //   rank 1       │ c d                 a b c d             a1 b1 c1 d1     a = a0 + a1
 //
-// Rows are cut as ShardSpec says: chunks of ceil(d0 / N), the last shorter or empty, or raggedly by
-// blocks of rows; another dimension than 0 is cut evenly. Reading a handle and printing it never
-// communicates; `full`, `redistribute` and `distribute` are collective over the mesh.
+// Rows are cut as ShardSpec says: in chunks of ceil(d0 / N), the last shorter or empty, or raggedly
+// by blocks of rows. Another dimension than 0 is cut evenly. To read a handle or print it never
+// communicates. `full`, `redistribute` and `distribute` are collective over the mesh.
 #pragma once
 
 #include <iosfwd>
@@ -27,13 +27,14 @@
 
 namespace tessera {
 
-// What the ranks along one dimension of a mesh have of a tensor: a part along one dimension
-// (Shard), the whole of it each, or terms of which it is the sum or the largest.
+// What the ranks along one dimension of a mesh have of a tensor. Shard, RaggedShard: a part along
+// one dimension. Replicate: the whole. Partial: terms, of which the tensor is the sum or the
+// largest.
 
-// Rows, dealt by blocks (veScale: RaggedShard).
+// Rows, dealt out by blocks (veScale: RaggedShard).
 struct RaggedShard {
   std::int64_t block_rows = 1;
-  int extra_from = 0;  // the rank from which on blocks that are left over go round
+  int extra_from = 0;  // the first rank that gets a block that is left over
   bool operator==(const RaggedShard&) const = default;
 };
 struct Replicate {
@@ -44,7 +45,7 @@ struct Partial {
   bool operator==(const Partial&) const = default;
 };
 using Placement = std::variant<Shard, RaggedShard, Replicate, Partial>;
-// One for each dimension of a mesh, in its order; a tensor is sharded along one of them at most.
+// One for each dimension of a mesh, in its order. At most one of them shards.
 using Placements = std::vector<Placement>;
 // "Shard(0)", "RaggedShard(0, blocks of 4)", "Replicate", "Partial(sum)"
 std::string to_string(const Placement& placement);
@@ -52,10 +53,10 @@ std::string to_string(const Placement& placement);
 // A handle; copies mean the same part.
 class DistributedTensor {
  public:
-  DistributedTensor() = default;  // undefined, as the gradient that nobody has made
-  // Of this rank's part of a tensor of global `shape` (PyTorch: DTensor.from_local). Not
-  // collective. Throws: ContractError for placements that the mesh does not have, another shape
-  // than theirs, and on ranks that are not in the mesh.
+  DistributedTensor() = default;  // undefined, for example a gradient that nobody has made
+  // Makes a handle from this rank's part of a tensor of global `shape` (PyTorch:
+  // DTensor.from_local). Not collective. Throws: ContractError for placements that the mesh does
+  // not have, for another shape than theirs, and on ranks that are not in the mesh.
   DistributedTensor(const Tensor& local, const Shape& shape, const DeviceMesh& mesh,
                     Placements placements);
 
@@ -64,16 +65,17 @@ class DistributedTensor {
   DType dtype() const { return local_.dtype(); }
   const DeviceMesh& mesh() const;
   const Placements& placements() const noexcept { return placements_; }
-  // Which rows this rank has, or what else is cut; all of them where it is not sharded.
+  // This rank's range along the dimension that is cut, which is rows for dimension 0. All of them
+  // if it is not sharded.
   RowRange rows() const { return spec_.owned(); }
-  // This rank's part: rows [rows, ...], the whole, or a term. A parameter's is for reading, and of
-  // another dimension than 0 a view with that one outermost.
+  // This rank's part: rows [rows, ...], the whole, or a term. A parameter's part is for reading. If
+  // another dimension than 0 is cut, it is a view with that dimension outermost.
   const Tensor& local() const noexcept { return local_; }
 
-  // The whole tensor, summed where it is partial.
+  // The whole tensor; a partial one is reduced.
   Tensor full() const;
   // The same tensor with other placements. Throws: ContractError as the constructor, and for
-  // Partial where it is not partial now.
+  // Partial unless it is partial now.
   DistributedTensor redistribute(const Placements& placements) const;
 
   // "f32 [10, 4], Shard(0) over dp_shard 4; rows 3 to 5 here"
@@ -87,8 +89,8 @@ class DistributedTensor {
 };
 std::ostream& operator<<(std::ostream& out, const DistributedTensor& tensor);
 
-// What the mesh's first rank gives, with these placements; others give a tensor of the same shape
-// and dtype, whose values are not looked at. Collective (PyTorch: distribute_tensor).
+// Distributes the tensor of the mesh's first rank, by these placements. Others give a tensor of the
+// same shape and dtype, whose values are ignored. Collective (PyTorch: distribute_tensor).
 // Throws: ContractError for Partial, and as the constructor.
 DistributedTensor distribute(const Tensor& tensor, const DeviceMesh& mesh,
                              const Placements& placements);
