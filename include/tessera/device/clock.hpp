@@ -5,7 +5,7 @@
 //   gather   1 ────────┴─▶ wait ── 2          `wait` merges the snapshot:
 //                                             gather's clock is now {compute: 3, gather: 2}
 //
-// "A is ordered before B" is then one comparison: B's stream has a clock that covers A's tick.
+// "A is ordered before B" is then one comparison: does the clock of B's stream cover A's tick?
 // Ticks never restart.
 #pragma once
 
@@ -15,10 +15,10 @@
 
 namespace tessera {
 
-// The streams of a rank. `compute` is the caller's, copies from and to values of the program
-// included; `gather` and `reduce` are the sharding engine's. `replicate` is for sums along the
-// first dimension of a hybrid mesh. `transfer` copies between the device's memory and tensors of
-// the host; bodies on `offload` run on the host's processor, on any device: see Device::host.
+// The streams of a rank. `compute` is the caller's; values of the program are copied on it, too.
+// `gather` and `reduce` are the sharding engine's. `replicate` is for sums along the first
+// dimension of a hybrid mesh. `transfer` copies between the device's memory and tensors of the
+// host. Bodies on `offload` run on the host's processor, for any device; see Device::host.
 enum class StreamId : std::uint8_t { compute, gather, reduce, replicate, transfer, offload };
 
 inline constexpr int kMaxStreams = 6;
@@ -33,7 +33,7 @@ constexpr const char* name(StreamId s) { return kStreamNames[index(s)]; }
 
 using Tick = std::uint64_t;
 
-// For each stream the tick of its newest operation that is ordered before whoever has the clock.
+// For each stream, the tick of its newest operation that is ordered before the owner of the clock.
 struct Clock {
   std::array<Tick, kMaxStreams> ticks{};
 
@@ -52,7 +52,7 @@ struct Clock {
   bool operator==(const Clock&) const = default;
 };
 
-// When an allocation was last touched, per stream. Every allocation embeds one; launches update it
+// When each stream last touched an allocation. Every allocation embeds one, and launches update it
 // through `Access`.
 struct LastUse {
   Clock touched;

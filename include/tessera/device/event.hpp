@@ -7,13 +7,13 @@
 
 namespace tessera {
 
-// Made by Stream::record. A value: on CUDA `native` keeps a pooled cudaEvent alive, on the CPU it
+// A value that Stream::record makes. On CUDA `native` keeps a pooled cudaEvent alive; on the CPU it
 // is null.
 struct Event {
   StreamId stream = StreamId::compute;
   Tick tick = 0;             // every operation of `stream` up to this one
   Clock clock;               // ... and all that these were ordered after
-  std::uint64_t number = 0;  // of the records of its device, from 1
+  std::uint64_t number = 0;  // among the records of its device, from 1
   std::shared_ptr<void> native{};
 };
 

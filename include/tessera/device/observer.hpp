@@ -1,8 +1,8 @@
-// Those who watch the door: trace, race checker, flight recorder. Nothing else knows that they
-// exist.
+// Observers of the door of device.hpp: trace, race checker, profiler ranges. Nothing else knows
+// that they exist.
 //
-// There are two accounts of a program. The first group of calls says what the host asked for, the
-// second what the executor put into its streams. They differ where an executor is at fault, and a
+// There are two accounts of a program. The first group of calls says what the host asked for. The
+// second says what the executor put into its streams. They differ if an executor is at fault, and a
 // checker that listens to the second sees it.
 #pragma once
 
@@ -17,7 +17,7 @@ namespace tessera {
 
 class CollectiveBarrier;
 
-// Bytes [begin, end) change hands, or the host touches them. Told by the layers that own memory.
+// Bytes [begin, end) change hands, or the host touches them. The layers that own memory tell it.
 struct MemoryEvent {
   enum class Kind : std::uint8_t {
     acquired,    // from the system: nobody has touched them
@@ -40,29 +40,30 @@ class Observer {
  public:
   virtual ~Observer() = default;
 
-  // The host program: called on the rank's host thread, in its order. An exception ends the call
-  // that it came from; one from `memory`, which tells of the past, ends the next blocking call.
+  // What the host asked for, on the rank's host thread, in program order. An exception ends the
+  // call that it came from. One from `memory`, which tells of the past, ends the next blocking
+  // call.
   virtual void launched(StreamId, Tick, const Op&) {}
   virtual void recorded(const Event&) {}
   virtual void waited(StreamId, const Event&) {}
   virtual void blocked(const Event&) {}
   virtual void memory(const MemoryEvent&) {}
 
-  // What the executor has put into its streams, on the same thread: a launch just before its body
-  // can start, a wait when the stream has it, a block when the host is through. They can't refuse,
-  // or observers that have heard it would hold an account of what never was.
+  // What the executor has put into its streams, on the same thread. A launch comes just before its
+  // body can start, a wait when the stream has it, a block when the host is through. These can't
+  // refuse, because other observers may have heard of it already.
   virtual void executor_launched(StreamId, Tick, const Op&, const CollectiveBarrier*) noexcept {}
   virtual void executor_recorded(const Event&) noexcept {}
   virtual void executor_waited(StreamId, const Event&) noexcept {}
   virtual void executor_blocked(const Event&) noexcept {}
 
-  // The executor at work: called on whatever thread runs the body.
+  // The executor at work, on the thread that runs the body.
   virtual void started(StreamId, Tick, const char* /*name*/) {}
   virtual void finished(StreamId, Tick, const char* /*name*/) {}
 
-  // A failure is over and the device goes on: nothing submitted before is in flight.
+  // A failure is over and the device goes on. Nothing submitted before is in flight.
   virtual void reset() {}
-  // The device ends, idle and without memory: the last call.
+  // The device ends, idle and without memory. This is the last call.
   virtual void ended() {}
 };
 

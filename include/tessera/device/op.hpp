@@ -1,5 +1,5 @@
-// What Stream::launch is given, through which all device work goes: the description of an operation
-// and its body; and what the body sees when it runs.
+// What Stream::launch, through which all device work goes, is given: the description of an
+// operation, and its body. Also what the body sees when it runs.
 #pragma once
 
 #include <cstddef>
@@ -37,10 +37,10 @@ struct Driver;
 struct Exec {
   const Driver* driver = nullptr;  // of the device; null on the CPU
   void* native_stream = nullptr;   // the cudaStream_t on CUDA
-  void* workspace = nullptr;       // of this stream, for libraries; null where it has none
+  void* workspace = nullptr;       // of this stream, for libraries; null if it has none
   std::size_t workspace_bytes = 0;
-  const char* error = nullptr;    // set by a body that could not be queued: one lasting line
-  const char* note = nullptr;     // set by a body that has something for the log: one lasting line
+  const char* error = nullptr;    // a body that could not be queued sets it: one lasting line
+  const char* note = nullptr;     // a body sets it for the log: one lasting line
   WorkerPool* workers = nullptr;  // threads for `parallel_for`, null for one thread
   StreamId stream = StreamId::compute;
   int rank = 0;
@@ -49,7 +49,7 @@ struct Exec {
 
 inline constexpr std::size_t kBodyBytes = 128;
 
-// A type-erased body: trivially copyable, owns nothing, allocates nothing.
+// A type-erased body. It is trivially copyable, owns nothing and allocates nothing.
 struct Body {
   alignas(16) std::byte bytes[kBodyBytes];
   void (*invoke)(const void* bytes, Exec& exec) = nullptr;

@@ -1,15 +1,15 @@
-// A timeline of what a device did, or of what a plan says it will do: an observer that keeps every
-// operation with its times, and writes them as the JSON that ui.perfetto.dev and chrome://tracing
-// read ("Trace Event Format", Google 2016).
+// A timeline of what a device did, or of what a plan says it will do. It is an observer that keeps
+// every operation with its times. It writes them as the JSON that ui.perfetto.dev and
+// chrome://tracing read ("Trace Event Format", Google 2016).
 //
 //   host     │ step 1                                  │
 //   compute  │ pack │╌╌ wait ╌╌│ matmul │ ...              one lane a stream
 //   gather   │ all_gather ────▶│                          an arrow from what was recorded to the
 //   memory   ▁▁▂▂▃▃▅▅▅▅▅▃▃▂                               first operation after the wait
 //
-// Real executors give times of the clock, `virtual` those of its cost model; lanes and names are
-// the same. A counter is sampled as the host submits, and drawn where the compute stream gets
-// there: it shows the program's memory, which does not depend on how fast the host runs ahead.
+// Real executors give times of the clock, and `virtual` those of its cost model; lanes and names
+// are the same. A counter is sampled as the host submits, and drawn where the compute stream gets
+// there. So it shows the program's memory, which does not depend on how far the host runs ahead.
 #pragma once
 
 #include <array>
@@ -22,7 +22,7 @@
 namespace tessera {
 
 struct TraceOptions {
-  std::string process;  // what its lanes are grouped under, as "rank 0"
+  std::string process;  // the group of its lanes, as "rank 0"
   int process_id = 0;   // orders processes; distinct within a file
 };
 
@@ -32,22 +32,22 @@ struct TraceOptions {
 //   std::string events = trace->json(trace->origin_seconds());
 //   device.context().remove_observer(*trace);
 //
-// Ordered: hears of operations as they are launched; keeps those between `begin` and `end`.
+// Ordered: it hears of operations as they are launched, and keeps those between `begin` and `end`.
 // Threads: begin, end and json on the host thread of the device.
 class Trace final : public Observer {
  public:
-  // Of a device that outlives it.
+  // Traces a device, which outlives it.
   Trace(DeviceContext& device, TraceOptions options)
       : device_(device), options_(std::move(options)) {}
 
-  // `value` is asked at every launch.
+  // Adds a counter, whose `value` is asked at every launch.
   void add_counter(std::string name, std::function<double()> value);
 
-  // What is submitted from here to `end` is kept, and bears `name` on the host's lane.
+  // Keeps the work submitted from here to `end`, under `name` on the host's lane.
   void begin(std::string name);
   void end();
 
-  // All of it, as events of the format separated by ",\n"; the host blocks until the device is
+  // All kept work, as events of the format separated by ",\n". The host blocks until the device is
   // idle. Times are microseconds since `origin_seconds` on the executor's clock.
   std::string json(double origin_seconds) const;
   // When the first kept span began.
@@ -88,7 +88,7 @@ class Trace final : public Observer {
   struct Counter {
     std::string name;
     std::function<double()> value;
-    std::vector<std::pair<Tick, double>> samples;  // at the beginning of an operation of compute
+    std::vector<std::pair<Tick, double>> samples;  // as an operation of compute begins
   };
   class Writer;
 
