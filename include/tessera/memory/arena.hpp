@@ -6,12 +6,12 @@
 //            └──────────────────────────────────▶ time
 //
 // Note [Why taking a slot waits]
-// Suppose that these buffers came from the pool. What a unit frees, the next gather would get at
-// once, and would have to wait for the unit that has just computed: wherever an address happens to
-// repeat, communication would stop overlapping with compute. So addresses are planned: what is to
-// run side by side lies apart, because its intervals were made to overlap. Using a slot first
-// waits, on the device, for the last uses of all earlier holders that overlap it in address, and
-// for nothing else.
+// Suppose that these buffers came from the pool. The next gather would get at once what a unit
+// frees. So it would have to wait for the unit that has just computed. Wherever an address happens
+// to repeat, communication would stop overlapping with compute. So addresses are planned: buffers
+// that are to run side by side lie apart, because their intervals were made to overlap. The use of
+// a slot first waits, on the device, for the last uses of all earlier holders that overlap it in
+// address, and for nothing else.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ namespace tessera {
 
 class Arena;
 
-// A range of an arena in use: `bytes` at `data`. A plain value; its arena takes it back. Empty
+// A range of an arena in use: `bytes` at `data`. A plain value, which its arena takes back. Empty
 // without an arena.
 struct Slot {
   std::byte* data = nullptr;
@@ -44,24 +44,27 @@ class Arena {
   Arena(const Arena&) = delete;  // slots point to it
   Arena& operator=(const Arena&) = delete;
 
-  // Whether [offset, offset + bytes) lies in it and nobody holds a byte of that.
+  // Whether [offset, offset + bytes) lies in the arena, and nobody holds a byte of it.
   bool is_free(std::int64_t offset, std::int64_t bytes) const;
-  // The smallest gap between the slots in use that holds `bytes`, the first of equals; -1 for none.
-  // It depends on these slots alone, so that ranks which take and give back in one order agree.
+  // The offset of the smallest gap between the slots in use that holds `bytes`, the first of
+  // equals; -1: there is none. It depends on these slots alone, so ranks that take and give back in
+  // one order agree.
   std::int64_t best_gap(std::int64_t bytes) const;
 
-  // [offset, offset + bytes), booked in the ledger as `owner`'s; an empty slot unless it is free.
+  // Takes [offset, offset + bytes), booked in the ledger under `owner`. Returns an empty slot
+  // unless it is free.
   Slot take(std::int64_t offset, std::int64_t bytes, OwnerId owner);
-  // Before the first use, on `stream`: makes it wait for the last uses of all earlier holders that
-  // overlap the slot.
+  // Called before the first use, on `stream`. It makes the stream wait for the last uses of all
+  // earlier holders that overlap the slot.
   void begin_use(const Slot& slot, StreamId stream);
-  // Whoever takes a part of the slot next waits for the uses up to here, where no others follow.
-  // For a slot that is given back long after its last use, since events can't be recorded for the
-  // past.
+  // Says that no use follows the uses so far: the next holder of a part of the slot waits for
+  // these. It is for a slot that is given back long after its last use, since events can't be
+  // recorded for the past.
   void note_uses(const Slot& slot);
-  // Work already submitted may still use it.  Throws: ContractError for a slot that is not taken.
+  // Gives the slot back; work already submitted may still use it. Throws: ContractError for a slot
+  // that is not taken.
   void give_back(const Slot& slot);
-  // Forgets all earlier holders.  Requires: none is taken, and the host knows that all uses are
+  // Forgets all earlier holders. Requires: no slot is taken, and the host knows that all uses are
   // over.
   void restart();
 
@@ -76,8 +79,8 @@ class Arena {
     std::vector<Event> noted{};   // of its uses so far
     std::vector<Event> events{};  // the last uses of holders before it, at the end its own
   };
-  // Bytes that nobody holds, and what was last done to them. No two overlap; of what is missing the
-  // host knows that no use runs.
+  // Bytes that nobody holds, and what was last done to them. No two overlap. Where there is no
+  // entry, the host knows that no use runs.
   struct Past {
     std::int64_t begin = 0, end = 0;
     std::vector<Event> last_use;

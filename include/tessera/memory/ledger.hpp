@@ -1,7 +1,6 @@
-// Who holds how many bytes. What the pool hands out, slots that are taken and host staging are
-// booked under a named owner, so that a peak can be explained and a plan compared with a run,
-// number by number. Not booked are free slots, which count as reserved, and the 64 KiB that a
-// communicator may stage.
+// Who holds how many bytes. Blocks of the pool, slots and host staging are booked under a named
+// owner. So a peak can be explained, and a plan compared with a run, number by number. Free slots
+// are not booked; they count as reserved. Nor are the 64 KiB that a communicator may stage.
 #pragma once
 
 #include <cstdint>
@@ -13,18 +12,18 @@ namespace tessera {
 
 // An index into a ledger's owners.
 using OwnerId = std::uint16_t;
-// What nobody else has claimed: the results of operations and their scratch.
+// The owner of bytes that nobody else has claimed: results of operations, and their scratch.
 inline constexpr OwnerId kActivations = 0;
 
-// Bytes handed out, per owner and in all. Sizes are as rounded by the resource. Threads: the rank's
+// Bytes handed out, by owner and in all. Sizes are as rounded by the resource. Threads: the rank's
 // host thread.
 class Ledger {
  public:
   Ledger() { owner("activations"); }
 
-  // The id of a named owner, made at its first mention. kActivations is the default.
+  // The id of a named owner, which is made at its first mention.
   OwnerId owner(std::string_view name);
-  // Valid until the next call of owner().
+  // The owner's name, valid until the next call of owner().
   const std::string& name(OwnerId owner) const { return entries_[owner].name; }
 
   void add(OwnerId owner, std::int64_t bytes);

@@ -1,5 +1,5 @@
-// All memory of one rank's device: its pool, its host staging and the ledger over both. Made at
-// first use.
+// All memory of one rank's device: its pool, its host staging, and the ledger over both. It is made
+// at first use.
 #pragma once
 
 #include <memory>
@@ -15,7 +15,7 @@ namespace tessera {
 class Memory;
 class StepMemory;
 
-// Owns one block of a pool; its end gives the block back, in the order of the host program.
+// Owns one block of a pool. Its end gives the block back, in the order of the host program.
 // Movable.
 class Buffer {
  public:
@@ -42,22 +42,23 @@ class Buffer {
   Block* block_ = nullptr;
 };
 
-// What library kernels on the compute stream of a GPU may use, at all times. Booked as "workspace".
+// Memory that library kernels on the compute stream of a GPU may use at all times. It is booked as
+// "workspace".
 inline constexpr std::int64_t kWorkspaceBytes = 32ll << 20;
 
 class Memory {
  public:
-  // The memory of a device, or of its host's side.  Throws: ContractError for `meta`.
+  // The memory of a device, or of its host's side. Throws: ContractError for meta.
   static Memory& of(const Device& device);
   static Memory& of(DeviceContext& context);
 
   explicit Memory(DeviceContext& context, MemorySide side = MemorySide::device);
 
-  // That of Device::host, made at first use; who never asks has none.
+  // The memory of Device::host, made at first use.
   Memory& host();
   bool has_host() const noexcept { return host_ != nullptr; }
 
-  // A buffer on `stream`, booked under the current owner.
+  // Takes a buffer for `stream`, booked under the current owner.
   // Requires: bytes > 0.  Throws: OutOfMemory.
   Buffer allocate(std::int64_t bytes, StreamId stream);
 
@@ -66,15 +67,15 @@ class Memory {
   HostStaging& staging() noexcept { return staging_; }
 
   // From now on freed memory, fresh memory and slots are filled with NaN before their next use, by
-  // operations on the streams that they belong to: what is read too late or too early shows. For
-  // tests; it adds launches, never an order.
+  // operations on the streams that they belong to. So a read that comes too late or too early
+  // shows. It is for tests. It adds launches, but never an order.
   void poison_freed() noexcept {
     pool_.poison_freed();
     if (host_) host_->poison_freed();
   }
   bool poisons() const noexcept { return pool_.poisons(); }
 
-  // Bytes taken from the system: those of pools and, once made, of symmetric memory.
+  // Bytes taken from the system: of pools and, once made, of symmetric memory.
   std::int64_t reserved_bytes() const noexcept;
   void add_arena_bytes(std::int64_t bytes) noexcept { arena_bytes_ += bytes; }
 
@@ -84,7 +85,7 @@ class Memory {
   DeviceContext& context_;
   Ledger ledger_;
   Pool pool_;
-  // See StepMemory. Its pools stay, for what outlives the step.
+  // The pools of StepMemory. They stay, for what outlives the step.
   std::vector<std::unique_ptr<Pool>> step_pools_, idle_pools_;
   Pool* pool_in_use_ = &pool_;
   StepMemory* step_in_use_ = nullptr;
@@ -95,7 +96,7 @@ class Memory {
   std::int64_t arena_bytes_ = 0;
 };
 
-// Books what is allocated in its scope under `owner`.
+// Books allocations in its scope under `owner`.
 class OwnerGuard {
  public:
   OwnerGuard(const Device& device, std::string_view owner);

@@ -19,13 +19,14 @@
 // day when it goes back to the system.
 //
 // Note [Address order of large blocks]
-// Blocks from kLargeBytes on have segments of their own: a small block that stays must not stand
-// where a large one has to grow. The list of free large blocks is in the order of addresses. An
-// activation takes the first that fits. Other names in the ledger take the first that fits beside a
-// block of the same name, and without one the first that fits. So large blocks that outlive the
-// activations come to lie side by side, as the gradients of the first of several micro-batches, and
-// what activations free is one range. A unit's gradient shards have a few MiB and come after the
-// peak: as large blocks they reuse what activations freed, as small ones they would add segments.
+// Blocks from kLargeBytes on have segments of their own, because a small block that stays must not
+// stand where a large one has to grow. The list of free large blocks is in the order of addresses.
+// An activation takes the first that fits. Another name of the ledger takes the first that fits
+// beside a block of the same name, or else the first that fits. So large blocks that outlive the
+// activations come to lie side by side, for example the gradients of the first of several
+// micro-batches. What activations free is then one range. A unit's gradient shards have a few MiB
+// and come after the peak. As large blocks they reuse what activations freed; as small ones they
+// would add segments.
 #pragma once
 
 #include <algorithm>
@@ -41,14 +42,14 @@
 
 namespace tessera {
 
-// Of every block, and what sizes are rounded to.
+// The alignment of every block, to which sizes are rounded up.
 inline constexpr std::int64_t kAlignmentBytes = 256;
-// The smallest piece taken from the system, and what larger ones are multiples of.
+// The smallest piece taken from the system. Larger ones are multiples of it.
 inline constexpr std::int64_t kSegmentBytes = 2ll << 20;
-// From here on a block is large; see Note [Address order of large blocks].
+// A block of this size or more is large; see Note [Address order of large blocks].
 inline constexpr std::int64_t kLargeBytes = 3ll << 20;
 
-// What a freed block's next user has to wait for, one event a stream at most; see Note [Gates].
+// The events that a freed block's next user waits for, at most one a stream; see Note [Gates].
 using Gate = std::vector<Event>;
 
 struct Block;
@@ -63,7 +64,7 @@ struct Segment {
   Block* last = nullptr;
 };
 
-// A piece of a segment: handed out, or free. Pool internals; users hold a Buffer.
+// A piece of a segment: handed out, or free. It is the pool's own; users hold a Buffer.
 struct Block {
   LastUse use;  // while handed out
   std::byte* data = nullptr;
@@ -80,7 +81,7 @@ struct Block {
   std::uint16_t size_class = 0;  // while free
 };
 
-// Ordered: a block handed out on `stream` may be used there at once, elsewhere after an event.
+// Ordered: a block handed out on `stream` may be used there at once, and elsewhere after an event.
 // Threads: the host thread.
 class Pool {
  public:
@@ -89,26 +90,27 @@ class Pool {
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
-  // A block of at least `bytes`, booked under `owner`. Without memory the caches are released and
-  // it is tried again.
+  // Hands out a block of at least `bytes`, booked under `owner`. If there is no memory, it releases
+  // what is cached, and tries again.
   // Requires: bytes > 0.  Throws: OutOfMemory, carrying the ledger at the moment of failure.
   Block* allocate(std::int64_t bytes, StreamId stream, OwnerId owner);
   // Takes the block back; work already submitted may still use it.
   void free(Block* block) noexcept;
 
-  // Gives the free end of every segment back, or all of it, after the host has blocked on what
-  // touched the segment. Returns the bytes given back.
+  // Gives free memory back to the system, once the host has blocked on what touched its segment:
+  // the free end of every segment, or a whole segment. Returns the bytes given back.
   std::int64_t release_cached();
-  // Forgets in which order memory was freed: what is handed out next depends on what is in use.
+  // Forgets in which order memory was freed. Then the next block handed out depends only on what is
+  // in use.
   void sort_free();
 
   std::int64_t reserved_bytes() const noexcept { return reserved_; }  // a part of Memory's
-  // Of reserved_bytes(); 0 means no limit. On the CPU it begins as the machine's memory.
+  // Limits reserved_bytes(); 0: no limit. On the CPU the limit begins as the machine's memory.
   void set_limit_bytes(std::int64_t bytes) noexcept { limit_ = bytes; }
-  // `what` comes from the system and not from here, but is counted as a call of allocate, and
-  // throws where that call would.
+  // Counts memory `what`, which the system gives directly, as a call of allocate. It throws where
+  // that call would.
   void count_outside(std::int64_t bytes, const char* what);
-  // Waits that reuse has cost so far; a steady step fires none.
+  // How many waits reuse has cost so far; a steady step adds none.
   std::uint64_t gates_fired() const noexcept { return gates_fired_; }
   // How often memory has been taken from the system so far.
   std::uint64_t segments_taken() const noexcept { return segments_taken_; }
@@ -120,9 +122,9 @@ class Pool {
  private:
   friend struct PoolTesting;  // in runtime/memory/testing.hpp
 
-  // A two-level segregated free list per stream: 2^k sizes cut in 16. Reuse is last in, first out
-  // within a class, so the order never depends on addresses. Free blocks of large segments are in
-  // class 0, in the order of their addresses.
+  // A two-level segregated free list for each stream: sizes from 2^k on, cut in 16. Within a class
+  // the last block freed is reused first, so the order never depends on addresses. Free blocks of
+  // large segments are in class 0, in the order of their addresses.
   // Source: Masmano et al., "TLSF", ECRTS 2004.
   static constexpr std::uint32_t kSplitBits = 4;
   static constexpr std::uint32_t kClasses = 48 << kSplitBits;
@@ -164,7 +166,7 @@ class Pool {
   std::int64_t reserved_ = 0;
   std::int64_t limit_ = 0;
   std::uint64_t allocations_ = 0;  // calls of allocate
-  std::uint64_t fail_at_ = 0;      // the call that finds no memory; 0 but in tests
+  std::uint64_t fail_at_ = 0;      // the call that finds no memory; 0 except in tests
   std::uint64_t gates_fired_ = 0;
   std::uint64_t segments_taken_ = 0;
   bool poisons_ = false;
