@@ -18,13 +18,14 @@ struct Batch {
   Tensor tokens, targets;  // i32 [global_batch / world, T]
 };
 
-// Steps first_step .. first_step + steps - 1, of each the rank-th part.
+// The rank-th part of each of the steps first_step .. first_step + steps - 1.
 struct BatchesOptions {
   int rank = 0, world = 1;
   std::int64_t first_step = 0, steps = 0;
 };
 
 // The loader must outlive it. Requires: world divides the loader's global batch; 0 <= rank < world.
+// Throws: ContractError otherwise.
 class Batches {
  public:
   Batches(const TokenLoader& loader, const BatchesOptions& options, const Device& device)

@@ -9,8 +9,8 @@
 //   caller    ──────────── 5 ── 6 ──── 7 8 ──── 9 10 ──
 //
 // A loader has no position: the samples of a batch are a pure function of (options, step, rank,
-// world), so one number is the state of a run, and a run resumed at it, with any number of workers,
-// gives the same batches.
+// world). So one number is the state of a run. A run resumed at it gives the same batches, with any
+// number of workers.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@
 
 namespace tessera::data {
 
-// What becomes of the samples at the end of an epoch that fill no global batch.
+// What happens to samples at the end of an epoch that do not fill a global batch.
 enum class LastBatch : std::uint8_t {
   run_on,  // they share a batch with the first of the next epoch, as tokens do (see TokenLoader)
   drop,    // an epoch leaves them out (PyTorch: drop_last)
@@ -42,22 +42,22 @@ struct DataLoaderOptions {
   LastBatch last_batch = LastBatch::run_on;
   int rank = 0, world = 1;
   int workers = 0;   // threads of a run; 0: the caller makes each batch when it is asked for
-  int prefetch = 0;  // batches that the workers are ahead at most; 0: two for each
+  int prefetch = 0;  // the most batches that the workers are ahead; 0: two for each worker
 };
 
 // Which samples a step takes.
 class SamplePlan {
  public:
-  // Throws: ContractError for options out of range, a set without samples, `drop` of a set that
-  // fills no batch, and `keep` where the last batch has not one sample for each rank.
+  // Throws: ContractError for options out of range; for a set without samples; for `drop` with a
+  // set that fills no batch; and for `keep` if the last batch has fewer samples than ranks.
   SamplePlan(std::int64_t size, const DataLoaderOptions& options);
 
   std::int64_t size() const noexcept { return size_; }
   const DataLoaderOptions& options() const noexcept { return options_; }
-  // Those that begin in an epoch; of `run_on` in the first one.
+  // The steps that begin in an epoch; with `run_on`, in the first epoch.
   std::int64_t steps_per_epoch() const noexcept { return steps_; }
-  // The indices of this rank's batch: the rank-th contiguous part of the step's global batch, whose
-  // samples `sample_at` orders as it does those of tokens.  Requires: step >= 0.
+  // The indices of this rank's batch: the rank-th contiguous part of the step's global batch.
+  // `sample_at` orders its samples, as it does those of tokens. Requires: step >= 0.
   std::vector<std::int64_t> indices(std::int64_t step) const;
 
  private:
@@ -68,8 +68,8 @@ class SamplePlan {
 
 namespace detail {
 
-// Threads that make the results of steps ahead of the one who takes them. Ends them at its end,
-// when the steps that they are at are made.
+// Threads that make the results of steps, ahead of the one that takes them. Its end ends them, once
+// the steps that they are making are made.
 class Prefetcher {
  public:
   using Make = std::function<std::shared_ptr<void>(std::int64_t step)>;
@@ -78,11 +78,11 @@ class Prefetcher {
   Prefetcher& operator=(const Prefetcher&) = delete;
   ~Prefetcher();
 
-  // The step that `take` gives next.
+  // The step that `take` returns next.
   std::int64_t next_step() const noexcept { return next_; }
   bool is_done() const noexcept { return next_ == end_; }
-  // Blocks until it is made.  Requires: !is_done().  Throws: what making it threw; the next call
-  // gives the step behind it.
+  // The next step's result; blocks until it is made. Requires: !is_done(). Throws: what making it
+  // threw; the next call then gives the step behind it.
   std::shared_ptr<void> take();
 
  private:
@@ -111,10 +111,10 @@ using BatchOf = std::invoke_result_t<const Collate&, std::vector<Sample>>;
 
 }  // namespace detail
 
-// Batch: what `collate` makes of a std::vector of samples. It and `get` are called on threads of
-// the workers, several at once, on const objects: they return host values, and tensors are made of
-// these by who takes the batch, since one thread alone submits to a device. What a worker has for
-// itself, an open file or a decoder, is a thread_local in `get`: a worker is one thread of a run.
+// Batch is what `collate` makes of a std::vector of samples. `collate` and `get` are called on
+// threads of the workers, several at once, on const objects. They return host values, because one
+// thread alone submits to a device: the caller makes tensors of these. An open file or a decoder of
+// a worker's own is a thread_local in `get`, since a worker is one thread of a run.
 template <class Batch>
 class DataLoader {
  public:
@@ -145,11 +145,11 @@ class DataLoader {
 
   const SamplePlan& plan() const noexcept { return plan_; }
   std::int64_t steps_per_epoch() const noexcept { return plan_.steps_per_epoch(); }
-  // One batch, made on this thread.
+  // The batch of one step, made on this thread.
   Batch at(std::int64_t step) const { return make_(plan_.indices(step)); }
 
   // Steps first_step .. first_step + steps - 1, in this order, with threads of its own while it
-  // lives. What the user's code throws for a step reaches who asks for that step.
+  // lives. If the user's code throws for a step, the call that asks for that step throws it.
   class Run {
    public:
     Run(const DataLoader& loader, std::int64_t first_step, std::int64_t steps)
@@ -157,7 +157,7 @@ class DataLoader {
               [&loader](std::int64_t step) { return std::make_shared<Batch>(loader.at(step)); },
               first_step, steps, loader.plan_.options().workers, loader.plan_.options().prefetch) {}
 
-    // The state: the step whose batch comes next. One that threw counts as given.
+    // The state of the run: the step whose batch comes next. A step that threw counts as given.
     std::int64_t next_step() const noexcept { return prefetcher_.next_step(); }
     // The next batch; none behind the last.
     std::optional<Batch> next() {
