@@ -1,8 +1,8 @@
-// Which launcher started this process, and which rank of which world it is: pure functions of the
-// environment variables, so that a test can hand in any environment. Called by `ts::run` and by the
-// mains of tools/ and bench/; it reads nothing else, starts nothing and prints nothing.
+// Which launcher started this process, and which rank of which world it is. These are pure
+// functions of the environment variables, so a test can hand in any environment. `ts::run` and the
+// mains of tools/ and bench/ call them. They read nothing else, start nothing and print nothing.
 //
-// The first *complete* set wins and two sets are never mixed:
+// The first *complete* set wins, and two sets are never mixed:
 //
 //   Tessera     TESSERA_RANK, TESSERA_WORLD_SIZE and TESSERA_STORE (host:port)
 //   torchrun    RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT
@@ -13,8 +13,8 @@
 //   Kubernetes  JOB_COMPLETION_INDEX, WORLD_SIZE and MASTER_ADDR: a pod is a rank
 //   none        one process
 //
-// Slurm comes after launchers that run inside its steps, and PMIx behind it because its environment
-// does not tell the size of the world.
+// Slurm comes after the launchers that run inside its steps. PMIx comes behind it, because its
+// environment does not tell the size of the world.
 #pragma once
 
 #include <cstdint>
@@ -43,39 +43,40 @@ constexpr std::string_view name(Launcher launcher) {
   return names[static_cast<int>(launcher)];
 }
 
-// What the environment says. Sizes are 0 where the launcher does not tell them.
+// What the environment says. A size is 0 if the launcher does not tell it.
 struct LaunchEnvironment {
   Launcher launcher = Launcher::none;
   int rank = 0;
   int world_size = 1;  // 0 under bare PMIx: MPI_Init knows it
   int local_rank = 0;  // among the ranks of this machine
-  int local_size = 1;  // ranks on this machine, 0 where unknown
-  // Where rank 0 can be met: the host's name or address, and the first port. Empty and 0 where the
+  int local_size = 1;  // ranks on this machine; 0: unknown
+  // Where rank 0 can be met: the host's name or address, and the first port. Empty and 0 if the
   // launcher does not tell; then its own library knows.
   std::string store_host;
   int store_port = 0;
-  std::string run_id = "none";     // of the job, the same for each attempt
+  std::string run_id = "none";     // the job's, the same for each attempt
   int restart_count = 0;           // may differ between the hosts of a job
-  std::vector<std::string> hosts;  // of a Slurm step; empty elsewhere
+  std::vector<std::string> hosts;  // a Slurm step's; otherwise empty
   std::string notice;              // a line for the user, empty if there is nothing to say
 
-  // True where peers exist or may exist in other processes.
+  // Whether peers exist, or may exist, in other processes.
   bool several_processes() const { return world_size != 1; }
 };
 
-// Looks a variable up: null where it is not set. `std::getenv` fits.
+// Looks a variable up; null if it is not set. `std::getenv` fits.
 using EnvironmentLookup = std::function<const char*(const char* variable)>;
 
-// Reads the environment by the rules above. An allocation of Slurm without a step runs alone, with
-// a notice.
+// Reads the environment by the rules above. An allocation of Slurm without a step is one process,
+// and gives a notice.
 //
-// Throws: DataError, naming the variable and its value, where the chosen set holds a value that is
-// no integer or a rank that is not below its size, and where a set is begun but not complete and no
-// other set is. RANK without LOCAL_RANK is such a set: some launchers count nodes by it.
+// Throws: DataError that names the variable and its value. It does so if the chosen set holds a
+// value that is no integer, or a rank that is not below its size. It does so, too, if a set is
+// begun but not complete and no other set is complete. RANK without LOCAL_RANK is such a set: some
+// launchers count nodes by it.
 LaunchEnvironment detect(const EnvironmentLookup& lookup);
 
-// The number of ranks in the job: `ranks` threads of one process, or the launcher's processes; 0
-// where only MPI_Init knows.
+// The number of ranks in the job: `ranks` threads of one process, or the launcher's processes. 0:
+// only MPI_Init knows.
 //
 // Throws: DataError if `ranks` is given (`--ranks N`) in a launcher's world larger than 1.
 int job_size(const LaunchEnvironment& environment, std::optional<int> ranks);

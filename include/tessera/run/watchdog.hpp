@@ -1,8 +1,8 @@
 // Ends a process in which a thread that others wait for stands still: in a kernel that never
-// returns, or stopped from outside. Nobody can end such a thread, and whoever joins it waits for
-// ever. Peers that wait for a rank in a collective have an error of their own, which comes sooner.
-// What the program itself does on a rank's thread, in a hook or a data set, may take as long as it
-// likes. `run` has a watchdog.
+// returns, or stopped from outside. Nobody can end such a thread, and a join of it waits for ever.
+// Peers that wait for a rank in a collective have an error of their own, which comes sooner. The
+// program's own work on a rank's thread, in a hook or a data set, may take as long as it likes.
+// `run` has a watchdog.
 #pragma once
 
 #include <functional>
@@ -13,9 +13,9 @@ namespace tessera {
 class Watchdog {
  public:
   // Logs an error and calls _exit(code()) when a thread of the process has waited too long: for its
-  // device, for a stream's thread to end, or for the other ranks after a failure. Too long is a
-  // second and 1.25 times `timeout_seconds` (WorldOptions) without progress of what it waits for.
-  //   Throws: std::system_error where the system has no thread left.
+  // device, for a stream's thread to end, or for the other ranks after a failure. Too long is one
+  // second plus 1.25 times `timeout_seconds` (WorldOptions), without progress of what it waits for.
+  //   Throws: std::system_error if the system has no thread left.
   Watchdog(double timeout_seconds, std::function<int()> code);
   ~Watchdog();
   Watchdog(const Watchdog&) = delete;
