@@ -1,6 +1,6 @@
-// What a compiler must be and do for these headers and for the library, which is built so. Said
-// here, where a program is compiled: without type information one links, and ends in an invalid
-// access. Included first by tessera.hpp and by base/error.hpp, before what an older one lacks.
+// What a compiler must be and do for these headers and for the library. It is checked here, where a
+// program is compiled: a program without type information would link, and end in an invalid access.
+// tessera.hpp and base/error.hpp include this first, before anything that an older compiler lacks.
 #pragma once
 
 #if defined(__clang__) && __clang_major__ < 16

@@ -1,5 +1,5 @@
 // Element types: the enum that crosses borders, the floats of 16 and of 8 bits, and `visit`, which
-// turns one into the other. Conversions round to nearest even, as IEEE 754 does; NaN stays NaN.
+// turns an enum into a type. Conversions round to nearest even, as IEEE 754 does; NaN stays NaN.
 #pragma once
 
 #include <bit>
@@ -73,10 +73,10 @@ struct Float16 {
   }
 };
 
-// The 8-bit floats of "FP8 Formats for Deep Learning" (Micikevicius and others, 2022), to store
-// values in: a sign, kExponentBits, and the rest. What is beyond the largest, infinity too, becomes
-// this where the exponent has 4 bits (e4m3, 448, without an infinity) and infinity where it has 5.
-// PyTorch 2.15: float8_e4m3fn, float8_e5m2.
+// The 8-bit floats, to store values in: a sign, kExponentBits, and the mantissa. With 4 exponent
+// bits (e4m3) there is no infinity, and everything beyond the largest value, 448, becomes 448. With
+// 5 (e5m2) it becomes infinity. Source: "FP8 Formats for Deep Learning" (Micikevicius and others,
+// 2022). PyTorch 2.15: float8_e4m3fn, float8_e5m2.
 template <int kExponentBits>
 struct Float8 {
   std::uint8_t bits = 0;
@@ -89,10 +89,11 @@ struct Float8 {
   static constexpr int kMantissaBits = 7 - kExponentBits, kDropped = 23 - kMantissaBits;
   static constexpr std::uint32_t kBias = (1u << (kExponentBits - 1)) - 1;
   static constexpr std::uint32_t kMost = kExponentBits == 4 ? 0x7eu : 0x7cu;  // without the sign
-  // 2^23 times the spacing of subnormals: added to one of these, it rounds it to a multiple.
+  // 2^23 times the spacing of subnormals. Added to a subnormal, it rounds that to a multiple of the
+  // spacing.
   static constexpr float kRounds = kExponentBits == 4 ? 0x1p14f : 0x1p7f;
 
-  // All cases are computed and one is chosen, so that a compiler may take several values at once.
+  // Computes all cases and chooses one, so that a compiler may take several values at once.
   static constexpr std::uint8_t narrow(std::uint32_t u) {
     const std::uint32_t magnitude = u & 0x7fffffffu, rebased = magnitude - ((127u - kBias) << 23);
     const std::uint32_t normal =
@@ -160,12 +161,12 @@ constexpr decltype(auto) visit(DType dtype, F&& f) {
   return f(TypeTag<bool>{});
 }
 
-// Of one element.
+// The bytes of one element.
 constexpr std::size_t size_bytes(DType dtype) {
   return visit(dtype, [](auto tag) { return sizeof(typename decltype(tag)::type); });
 }
 
-// Whether values are stored in it and cast, and no operation computes in it: an 8-bit float.
+// Whether it only stores values: an 8-bit float, which is cast, and in which no operation computes.
 constexpr bool is_storage_only(DType d) { return d == DType::e4m3 || d == DType::e5m2; }
 constexpr bool is_floating(DType d) {
   return d == DType::f32 || d == DType::bf16 || d == DType::f16 || d == DType::f64 ||
@@ -181,7 +182,7 @@ constexpr std::string_view name(DType d) {
   return i < std::size(names) ? names[i] : "unknown";
 }
 
-// The DType of a C++ type; of another type it does not compile.
+// The DType of a C++ type. For a type without one it does not compile.
 template <class T>
 constexpr DType dtype_of() {
   if constexpr (std::is_same_v<T, float>)

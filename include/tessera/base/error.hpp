@@ -1,6 +1,6 @@
-// The five exceptions of the library and the check that throws the commonest of them.
-// Every layer throws through here. Below `ts::run` nothing prints or ends the process; what has to
-// be caught, on a worker's thread say, is thrown again by the next call that may throw.
+// The five exceptions of the library, and the check that throws the commonest of them. Every layer
+// throws through here. Below `ts::run` nothing prints or ends the process. An exception that has to
+// be caught, for example on a worker's thread, is thrown again by the next call that may throw.
 #pragma once
 
 #include "tessera/base/compiler.hpp"  // first
@@ -13,8 +13,8 @@
 
 namespace tessera {
 
-// What every exception of the library derives from. The message names function, values and remedy;
-// paths and values of more than 200 bytes are shortened in it.
+// The base of every exception of the library. The message names function, values and remedy. In it
+// paths and values of more than 200 bytes are shortened.
 class Error : public std::runtime_error {
  public:
   explicit Error(const std::string& message,
@@ -22,7 +22,7 @@ class Error : public std::runtime_error {
 
   const std::source_location& where() const noexcept { return where_; }
 
-  // The rank on which it was thrown, -1 where that is not known. `World` sets it on the way out.
+  // The rank on which it was thrown; -1: not known. `World` sets it on the way out.
   int rank() const noexcept { return rank_; }
   void set_rank(int rank) noexcept { rank_ = rank; }
 
@@ -36,7 +36,7 @@ class ContractError : public Error {
  public:
   using Error::Error;
 
-  // Whether `where` is the line that called an operation, and not one of the library.
+  // Whether `where` is the line that called an operation, and not a line of the library.
   bool is_at_caller() const noexcept { return is_at_caller_; }
   void set_at_caller() noexcept { is_at_caller_ = true; }
 
@@ -61,7 +61,7 @@ class DataError : public Error {
 };
 
 namespace detail {
-// `error` as rank `rank` met it: throw with_rank(DataError(message), 0).
+// `error` with the rank that met it: throw with_rank(DataError(message), 0).
 template <class E>
 E with_rank(E error, int rank) {
   error.set_rank(rank);
@@ -71,8 +71,8 @@ E with_rank(E error, int rank) {
 [[noreturn]] void fail_assert(const char* condition, std::source_location where);
 }  // namespace detail
 
-// The line that calls an operation, which has it as its last parameter: Caller at =
-// Caller::current(). No value of it can be written as {}, so options before it can.
+// The line that calls an operation. An operation takes it as its last parameter, defaulted to
+// Caller::current(). No Caller can be written as {}, so options before it can.
 struct Caller {
   std::source_location where;
 
@@ -84,14 +84,14 @@ struct Caller {
 };
 
 // The operation that runs in this scope on this thread. A ContractError of TESSERA_EXPECT in it
-// begins with the operation's name, and `where` is the line that called it; the outermost scope
-// counts, for an operation may be made of others. Costs two accesses of a thread's variable.
+// begins with the operation's name, and its `where` is the line that called it. The outermost scope
+// counts, since an operation may be made of others. It costs two accesses of a thread's variable.
 class CallSite {
  public:
   // `operation` outlives the scope. Without a caller, errors keep the line of the scope around, or
-  // their own.
+  // their own line.
   explicit CallSite(const char* operation, const Caller& at = std::source_location()) noexcept;
-  // Of what is made of operations, as a layer: errors name the operation, and this line.
+  // For code that is made of operations, such as a layer. Errors name the operation, and this line.
   explicit CallSite(const Caller& at) noexcept : CallSite(nullptr, at) {}
   ~CallSite();
   CallSite(const CallSite&) = delete;
@@ -106,7 +106,7 @@ class CallSite {
 };
 
 namespace detail {
-// A part of a text and how it is written: compiled once for each type, not for each text.
+// A part of a text, and how it is written. It is compiled once for each type, not for each text.
 struct TextPart {
   const void* value;
   void (*write)(std::ostream& out, const void* value);
@@ -139,7 +139,7 @@ template <class... Parts>
 
 }  // namespace tessera
 
-// Throws ContractError with the joined parts unless `condition` holds. Always on.
+// Throws ContractError with the joined parts unless `condition` holds. It is always on.
 #define TESSERA_EXPECT(condition, ...)                                                \
   do {                                                                                \
     if (!(condition)) [[unlikely]]                                                    \

@@ -1,5 +1,5 @@
-// Files: read through the page cache without a copy, and written whole or not at all. Nothing here
-// looks at contents. Token files, safetensors, traces and flight records lie in these.
+// Files: read part by part or mapped, and written whole or not at all. Nothing here looks at
+// contents. Token files, safetensors, traces and flight records lie in these.
 #pragma once
 
 #include <cstddef>
@@ -10,12 +10,12 @@
 
 namespace tessera {
 
-// Whether a path's last name may be a symbolic link, or is then refused; or neither that nor the
-// name of the folder around it.
+// Whether a path may be a symbolic link. followed: it may. refused: its last name may not.
+// refused_with_folder: neither its last name nor the folder around it may.
 enum class Links : std::uint8_t { followed, refused, refused_with_folder };
 
-// A regular file that is read part by part. Who reads a mapping dies where the file has shrunk;
-// here that is an exception. Owns: the descriptor.  Threads: reading is free for all.
+// A regular file that is read part by part. A read of a mapping ends the process if the file has
+// shrunk; here that is an exception. Owns: the descriptor. Threads: reading is free for all.
 class OpenFile {
  public:
   // `what` opens every error message, e.g. "token file".
@@ -29,10 +29,11 @@ class OpenFile {
   const std::string& path() const noexcept { return path_; }
   int descriptor() const noexcept { return descriptor_; }
   std::int64_t size_bytes() const noexcept { return size_bytes_; }  // when it was opened
-  // As many bytes as there are from `offset` on, `into.size()` at most; returns how many.
+  // Reads as many bytes as there are from `offset` on, at most `into.size()`; returns how many.
   // Throws: DeviceError if the system refuses.
   std::size_t read_some(std::int64_t offset, std::span<std::byte> into) const;
-  // All of them.  Throws: DeviceError likewise, and if the file has become too short.
+  // Fills `into` from `offset` on. Throws: DeviceError likewise, and if the file has become too
+  // short.
   void read(std::int64_t offset, std::span<std::byte> into) const;
 
  private:
@@ -64,17 +65,17 @@ class MappedFile {
 };
 
 struct WholeFileOptions {
-  unsigned mode = 0666;  // who may read and write it, less the process's mask; see WholeFile
-  bool flush = true;     // whole after a loss of power too, which costs a wait for the disk
+  unsigned mode = 0666;  // who may read and write it, without the process's mask; see WholeFile
+  bool flush = true;     // whole after a loss of power, too; this waits for the disk
 };
 
-// A file that appears whole or not at all: filled without a name, and `commit` gives it one in one
-// step. Until then a file of that name stays as it was, and nothing is left even of a process that
-// is killed. Where the file system has no files without a name (NFS), it has a temporary one in the
-// same folder, NAME.tmp-PID-N, which only a killed process leaves behind. The new file has the mode
-// of the one that it replaces, as far as `options.mode` goes, and a symbolic link stays: the file
-// that it names is replaced. Two writers, of one process or several, never share a temporary file;
-// the last one to commit wins.
+// A file that appears whole or not at all. It is filled without a name, and `commit` gives it one
+// in one step. Until then a file of that name stays as it was, and nothing is left even of a
+// process that is killed. Some file systems (NFS) have no files without a name. There it has a
+// temporary one in the same folder, NAME.tmp-PID-N, which only a killed process leaves behind. The
+// new file has the mode of the one that it replaces, as far as `options.mode` goes. A symbolic link
+// stays, and the file that it names is replaced. Two writers, of one process or several, never
+// share a temporary file; the last one to commit wins.
 class WholeFile {
  public:
   // Throws: DeviceError if the file cannot be created; see check_writable.
@@ -107,15 +108,15 @@ class WholeFile {
 // Writes `text` as the whole of `path`.  Throws: DeviceError if the system refuses.
 void write_whole(const std::string& path, std::string_view text, WholeFileOptions options = {});
 
-// Throws DataError unless `path` can be written, which is tried: a WholeFile begins and is given
-// up. For a check before hours of training; leaves nothing.
+// Tries whether `path` can be written, and throws DataError if not: a WholeFile begins and is given
+// up. It is a check before hours of training, and leaves nothing.
 void check_writable(const std::string& path);
 
-// Throws DataError unless where `path` lies that many bytes are free for its new file, beside the
-// old one. Others may take them later: a rough check before hours of training.
+// Throws DataError unless that many bytes are free where `path` lies, for a new file beside the old
+// one. It is a rough check before hours of training, since others may take the bytes later.
 void check_space(const std::string& path, std::int64_t bytes);
 
-// The same for two names that lead to one file, or will once it is there.
+// The identity of a file: equal for two names that lead to one file, or will once it exists.
 std::string file_identity(const std::string& path);
 
 }  // namespace tessera

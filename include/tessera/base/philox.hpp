@@ -1,6 +1,6 @@
-// Philox4x32-10, a counter-based random generator: the value at an index depends on (key, index)
-// only, so initial values and dropout are the same for any number of ranks, threads or orders of
-// evaluation.
+// Philox4x32-10, a counter-based random generator. The value at an index depends on (key, index)
+// only. So initial values and dropout are the same for any number of ranks or threads, and any
+// order of evaluation.
 // Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 #pragma once
 
@@ -37,7 +37,8 @@ static_assert(philox(0, 0) ==
 // A uniform float in [0, 1) from the upper 24 bits of a word.
 constexpr float unit_float(std::uint32_t word) { return static_cast<float>(word >> 8) * 0x1p-24f; }
 
-// 64-bit FNV-1a, used to derive a key from (seed, name): stable over runs, machines and compilers.
+// 64-bit FNV-1a, which derives a key from (seed, name). It is stable over runs, machines and
+// compilers.
 constexpr std::uint64_t fnv1a(std::string_view text, std::uint64_t seed = 0xcbf29ce484222325ull) {
   for (const char c : text) seed = (seed ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;
   return seed;
