@@ -1,12 +1,12 @@
-// The elementwise operations and reductions by name: one list for the kernels, for the tensor
-// operations over them and for their names in messages and traces.
+// The elementwise operations and reductions by name. One list serves the kernels, the tensor
+// operations over them, and their names in messages and traces.
 #pragma once
 
 #include <cstdint>
 
 namespace tessera::kernels {
 
-// What an operation's result is: of its operands' dtype, or boolean.
+// The dtype of an operation's result: its operands', or boolean.
 enum class OpResult : std::uint8_t { same, boolean };
 
 //   copy                           casts from any dtype to any other; floating to integer truncates
@@ -20,10 +20,11 @@ enum class UnaryOp : std::uint8_t {
 #include "tessera/kernels/unary.def"
 };
 
-// Arithmetic gives the operands' dtype, comparisons and logical operations give boolean. Every
-// dtype but: pow and the slopes are floating; boolean operands know only comparisons, logical
-// operations, min and max. max and min return NaN if either operand is NaN. A slope,
-// name_backward(x, g), takes what forward keeps, as its row in unary.def says, and the gradient.
+// Arithmetic gives the operands' dtype; comparisons and logical operations give boolean. They take
+// every dtype, with two exceptions. pow and the slopes are floating. Boolean operands have only
+// comparisons, logical operations, min and max. max and min return NaN if either operand is NaN. A
+// slope, name_backward(x, g), takes what forward keeps, as its row in unary.def says, and the
+// gradient.
 enum class BinaryOp : std::uint8_t {
 #define TESSERA_BINARY(name, ...) name,
 #include "tessera/kernels/binary.def"
@@ -32,7 +33,7 @@ enum class BinaryOp : std::uint8_t {
 // Slopes come last.
 constexpr bool is_slope(BinaryOp op) { return op > BinaryOp::logical_or; }
 
-// A bit for each operation that gives boolean; numbers, so that a GPU knows them, too.
+// A bit for each operation that gives boolean. They are numbers, so that a GPU knows them, too.
 inline constexpr std::uint32_t kBooleanUnary = 0
 #define TESSERA_UNARY(name, theirs, result, ...) \
   | std::uint32_t{OpResult::result == OpResult::boolean} << static_cast<int>(UnaryOp::name)
@@ -65,9 +66,9 @@ constexpr const char* name(BinaryOp op) {
   return names[static_cast<int>(op)];
 }
 
-// sum, sumsq and mean of 16-bit inputs are f32 or the input's dtype, as the caller asks; a sum of
-// integers or booleans is i64. max, min: the input's dtype, NaN wins. argmax,
-// argmin: i64, the first of equal ones, the first NaN wins.
+// sum, sumsq and mean of 16-bit inputs are f32 or the input's dtype, as the caller asks. A sum of
+// integers or booleans is i64. max and min have the input's dtype, and NaN wins. argmax and argmin
+// are i64, the first of equal ones; the first NaN wins.
 enum class ReduceOp : std::uint8_t { sum, mean, max, min, argmax, argmin, sumsq };
 
 constexpr const char* name(ReduceOp op) {

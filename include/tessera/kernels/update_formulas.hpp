@@ -1,9 +1,9 @@
-// The formulas of updates.def as code, once for the host's vectors, for a GPU, and for an optimizer
+// The formulas of updates.def as code. One text serves the host's vectors, a GPU, and an optimizer
 // of your own: V is host::Vec<float>, cuda::Value<float>, or Element below.
 //
-// An Update is made from the step's scalars and the rates of a segment, or of what else has
-// lr_factor and weight_decay, once for it, and then called with an element's value p, gradient g
-// and moments, which it changes; it returns the new p. `moments` is null where nothing is kept.
+// An Update is made once for a segment, from the step's scalars and the segment's rates: anything
+// with lr_factor and weight_decay. It is then called with an element's value p, gradient g and
+// moments. It changes the moments, and returns the new p. `moments` is null if nothing is kept.
 #pragma once
 
 #include <cmath>
@@ -20,9 +20,10 @@ namespace tessera::kernels {
 template <UpdateOp op, class V>
 struct Update;
 
-// One element on the CPU, for FlatRange::apply. Its bits are those of the library's vectors where
-// those have an fma, as from x86-64-v3 on, and your compiler contracts no a b + c:
-// -ffp-contract=off beside flags that allow it, as -march=native.
+// One element on the CPU, for FlatRange::apply. Its bits are those of the library's vectors on two
+// conditions. The vectors have an fma, as from x86-64-v3 on. And your compiler contracts no product
+// into an fma of its own: say -ffp-contract=off beside flags that allow that, such as
+// -march=native.
 struct Element {
   float v = 0;
 
@@ -100,14 +101,14 @@ struct Update<UpdateOp::muon, V> {
   }
 };
 
-// `moments`: the most that it has; where `fewest` is 0, none may be kept.
+// `moments` is the most that an update keeps; if `fewest` is 0, it may keep none.
 template <UpdateOp op_, int fewest_, int moments_>
 struct UpdateTag {
   static constexpr UpdateOp op = op_;
   static constexpr int fewest = fewest_, moments = moments_;
 };
 
-// f(UpdateTag of op).
+// Calls f(UpdateTag of op).
 template <class F>
 void visit_update(UpdateOp op, F f) {
   switch (op) {

@@ -1,12 +1,12 @@
-// What a fused update of a flat array reads beside it, as plain tables on the device, and the
+// The plain tables on the device that a fused update reads beside its flat arrays, and the
 // library's own updates by name.
 //
 //   FlatGroup of a unit, f32   │ wq ─────────────│ wk ────────│·│ norm ──│···│   · padding
 //   FlatSegment each           │ [begin, end)    │            │ │        │
 //   arrival count each         │ 1               │ 0: skipped │ │ 1      │
 //
-// The gradient has no frozen parameters, and an optimizer's moments are of its own alone, so a
-// segment begins at an offset of its own in each of the three arrays.
+// The gradient has no frozen parameters, and an optimizer's moments are only those of its own
+// parameters. So a segment begins at an offset of its own in each of the three arrays.
 #pragma once
 
 #include <algorithm>
@@ -17,9 +17,10 @@
 
 namespace tessera::kernels {
 
-// Elements [begin, end) of the values: one parameter's shard. Element i has its gradient at
-// i + gradient_shift and its moments at i + moment_shift, both multiples of 4. Skipped where
-// counts[count_index] is 0, which is when no rank had a gradient; never for a negative count_index.
+// Elements [begin, end) of the values: one parameter's shard. Element i has its gradient at i +
+// gradient_shift, and its moments at i + moment_shift. Both shifts are multiples of 4. The segment
+// is skipped if counts[count_index] is 0, because then no rank had a gradient. With a negative
+// count_index it never is.
 struct FlatSegment {
   std::int64_t begin, end;
   std::int64_t gradient_shift, moment_shift;
@@ -31,7 +32,7 @@ struct FlatSegment {
 static_assert(sizeof(FlatSegment) == 48 && std::is_trivially_copyable_v<FlatSegment>);
 
 // Calls f(segment, begin, end) for ranges that cover all segments but the skipped ones, on the
-// threads of `exec`. `counts` may be null: nothing is skipped. For bodies on the CPU.
+// threads of `exec`. `counts` may be null: then nothing is skipped. It is for bodies on the CPU.
 template <class F>
 void for_segments(Exec& exec, const FlatSegment* segments, std::int32_t count, const float* counts,
                   F f) {
@@ -62,7 +63,7 @@ constexpr const char* name(UpdateOp op) {
   return names[static_cast<int>(op)];
 }
 
-// What changes with every step, for the library's updates; each reads what its formula names.
+// The scalars of a step, for the library's updates; each reads those that its formula names.
 // bias_correction_i = 1 - beta_i^step.
 struct UpdateScalars {
   float lr, beta1, beta2, eps, bias_correction1, bias_correction2, grad_scale, momentum;
