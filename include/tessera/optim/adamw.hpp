@@ -6,8 +6,8 @@
 //   p = p (1 - lr weight_decay) - lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)
 //
 // Source: Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019. There is one t
-// for all parameters. A parameter that was skipped for want of a gradient is corrected as if it had
-// had one.
+// for all parameters. So a parameter that was skipped for want of a gradient counts the skipped
+// steps, too.
 #pragma once
 
 #include <cmath>
