@@ -12,7 +12,7 @@
 //   compute       │ f0 │ f1 │ loss │ b1     │ b0     │    │ optimizer
 //   reduce                                  │ r1     │ r0 │
 //
-// Every rank calls the same units in the same order. What it does with their results is its own
+// Every rank calls the same units in the same order. What a rank does with their results is its own
 // affair. A module that only some ranks call, for example an expert, must lie in a unit that all of
 // them call. It must not be streamed, because each slice of a streamed parameter is a unit.
 #pragma once
@@ -78,8 +78,7 @@ struct MixedPrecision {
   // The dtype of floating tensors that a call of the module returns; unset: they stay as they are.
   // The unit finds tensors where hooks find them: see nn::Module::call.
   std::optional<DType> output{};
-  // Whether floating tensors that go into a call are cast to `param`. Where `param` is unset, none
-  // is.
+  // Whether floating tensors that go into a call are cast to `param`, if that is set.
   bool cast_forward_inputs = true;
   // Gives one parameter another dtype than `param`, or std::nullopt to keep `param` (PyTorch:
   // param_dtype_override_fn). For example, the router of a block in bf16 computes in f32:
@@ -87,8 +86,8 @@ struct MixedPrecision {
   //   .param_override_fn = [&](const Parameter& p) {
   //     return p == block.router.weight ? std::optional(f32) : std::nullopt; }
   //
-  // The unit asks once for each parameter that it claims. The module that uses the parameter casts
-  // what it computes with it. The parameter is gathered with the others, in its own dtype. It
+  // It is asked for each parameter that the unit claims. The module that uses the parameter must
+  // cast its inputs to that dtype. The parameter is gathered with the others, in its own dtype. It
   // travels packed only if that dtype is `param`. fully_shard throws where gradients of that dtype
   // can't be reduced in `reduce`.
   std::function<std::optional<DType>(const Parameter&)> param_override_fn{};
@@ -102,8 +101,9 @@ struct MixedPrecision {
 //          shard to the device at once. A reduction copies the sums of a piece back at once.
 //          Parameter::shard and grad, state dicts and clip_grad_norm's norm are tensors of the
 //          host; their operations run on the stream `offload`. The device keeps slots, activations,
-//          and staging for two of the largest shards and two of the largest pieces. On a CPU both
-//          are one memory. It is counted apart all the same, so that the plan is that of a GPU.
+//          and staging for two of the largest shards and two of the largest pieces. On a CPU, host
+//          and device are one memory. They are counted apart all the same, so the plan is that of a
+//          GPU.
 enum class Offload : std::uint8_t { none, cpu };
 
 struct ShardOptions {
@@ -170,8 +170,8 @@ struct ShardOptions {
 // Makes `module` a unit. Call it for inner modules first; the outermost call makes the root. Values
 // that exist are kept, and so are an optimizer's moments of them. Gradients are not kept.
 //   A model that has run may grow between steps, on every rank alike. The root's next call takes in
-// units that were made below it. A unit that has run as a root of its own is taken in, too. It
-// throws for a parameter that lies in no unit and is not ignored.
+// units that were made below it. A unit that has run as a root of its own is taken in, too. This
+// call throws for a parameter that lies in no unit and is not ignored.
 //   Called again for a unit, this takes in the parameters that were registered below its module
 // since, and gives them memory where the unit has some. The unit is made anew on its mesh, with
 // these options. Decisions by shard/runtime_control.hpp are forgotten for this unit.
@@ -205,11 +205,11 @@ void fully_shard(const std::vector<nn::Module*>& modules, const ShardOptions& op
 // or does not reach the model. It makes the same collectives as theirs, with gradients of zero.
 // Call it before anything else of the model.
 //   With a root it covers all forwards that no backward of this rank has covered. With a loss it
-// covers those that a backward of `loss` would reach; a loss also knows the order in which several
+// covers those that a backward of `loss` would reach. Only a loss tells the order in which several
 // roots were called. A forward whose graph is gone needs no call, since the next pass covers it.
 // Where peers cover several forwards in one pass, a rank may cover them one by one, from the last
-// to the first. No graph of an earlier forward may be gone then. Where peers retain the graph of
-// `loss`, this rank does, too.
+// to the first. The graphs of the earlier forwards must then still exist. Where peers retain the
+// graph of `loss`, this rank does, too.
 //   Throws: ContractError for a module that is no root, for a tensor without history, and inside of
 // a backward pass; CommError when a peer does something else.
 void skip_backward(nn::Module& root);

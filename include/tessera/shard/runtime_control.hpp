@@ -5,8 +5,8 @@
 // gathers are collectives. Where a rank has decided otherwise, the unit's next gather is a
 // CommError on every rank that names the unit and the decision. Where ranks decided differently
 // before the root's first call, that call throws a ContractError. A unit that stays open gathers
-// nothing, so the next collective that differs between ranks is the error. Replicas share no
-// gathers, so their next all-reduce is the error, or the timeout.
+// nothing, so the error comes with the next collective that differs between ranks. Replicas share
+// no gathers, so the error comes with their next all-reduce, or as a timeout.
 //
 // Other methods of a module become calls of its unit by nn::Module::call, without registration
 // (PyTorch: register_fsdp_forward_method):
@@ -32,13 +32,14 @@ namespace tessera {
 //   The host waits for nothing. A stream waits at the first use of a value, so work that is queued
 // in between overlaps with the gather. There is no handle to wait for (PyTorch: UnshardHandle). A
 // streamed parameter stays as it is: one slice is there at a time.
-//   Where gradients are enabled, all ranks reduce the unit once, whichever of them have used it.
-// The backward of the root's next forward makes this reduction. Where no further forward comes, the
-// backward of the root's last forward makes it. The unit's gradients may come in several parts, for
-// example from further calls or forwards. All ranks must then use the unit alike. Otherwise each
-// rank gets a CommError that says `unshard` behind the name of the reduction.
-//   Throws: ContractError for a module that is no unit or has no memory, for one inside of another
-// unit's module whose root has not run yet, and in backward, recomputed functions included.
+//   With gradients enabled, all ranks then reduce the unit once, also those that have not used it.
+// The backward of the root's next forward makes this reduction. If no forward follows, the backward
+// of the root's last forward makes it. Further calls or forwards may bring the unit's gradients in
+// several parts. All ranks must then use the unit alike. Otherwise each rank gets a CommError that
+// says `unshard` behind the name of the reduction.
+//   Throws: ContractError for a module that is no unit or has no memory; for a unit inside of
+// another one before the root's first call, or since a failed step; in backward, recomputed
+// functions included.
 void unshard(nn::Module& module);
 // Closes the unit, and slices of it that have stayed open. The next use gathers them again. It does
 // nothing to a unit that is closed.
@@ -48,7 +49,7 @@ void reshard(nn::Module& module);
 
 // --- How long units stay open ---
 
-// `recurse`: for all units below the module, too.
+// `recurse`: the setting holds for all units below the module, too.
 
 // Sets ShardOptions::reshard_after_forward from here on. shard_plan counts gathers accordingly. The
 // next steps plan their slots anew, once for each way of resharding. With it a phase of forwards
@@ -59,18 +60,19 @@ void reshard(nn::Module& module);
 //   set_reshard_after_forward(model, Reshard::automatic);
 //
 // A unit that is open when this is called stays open until its next call ends, or until reshard.
-//   Throws: ContractError for a module that is no unit, and inside of calls and of backward.
+//   Throws: ContractError where there is no such unit; for a Reshard::to that fully_shard would
+// refuse; and inside of calls and of backward.
 void set_reshard_after_forward(nn::Module& module, Reshard when, bool recurse = true);
 // Whether backward closes a unit when it is done with it; at first it does. A unit that stays open
 // is gathered by the next forward only if it was updated in between. So the forwards of several
 // micro-batches gather once. Throws: as set_reshard_after_forward.
 void set_reshard_after_backward(nn::Module& module, bool reshards, bool recurse = true);
-// Whether backward gathers this unit for calls made from here on. At first it is what
-// nn::Module::reads_parameters_in_backward says. Where it is false and backward reads a parameter
-// that is not there, that is a ContractError. A unit that a recomputed function calls is gathered
-// all the same. For a streamed parameter its module decides at each use.
-//   Throws: as set_reshard_after_forward; and for a unit of streamed parameters alone, unless
-// `unshards` is what its modules say.
+// Sets whether backward gathers this unit, for calls from here on. At first
+// nn::Module::reads_parameters_in_backward decides. If it does not gather, and backward reads a
+// parameter that is not there, that is a ContractError. A unit that a recomputed function calls is
+// gathered all the same. For a streamed parameter its module decides at each use.
+//   Throws: as set_reshard_after_forward. For a unit that has streamed parameters only,
+// ContractError unless `unshards` is what the modules decide already.
 void set_unshard_in_backward(nn::Module& module, bool unshards);
 
 // --- Which gathers run ahead ---
@@ -151,16 +153,17 @@ struct ReducedGradient {
 };
 using AllReduceHook = std::function<void(const ReducedGradient&)>;
 
-// Each reduction of the unit `module` alone calls `hook`: behind the reduce-scatter and the sum
-// over replicas, and before the result is added to a gradient that is there. With it a program sums
-// over further ranks. The hook is called on the host, in backward, in one order on all ranks. Dry
-// runs call it, too, so that what it queues is planned and priced; it reads no values there.
+// Each reduction of the unit `module` alone calls `hook`. The call comes after the reduce-scatter
+// and the sum over replicas. It comes before the result is added to the gradient so far. With it a
+// program sums over further ranks. The hook is called on the host, in backward, in one order on all
+// ranks. Dry runs call it, too, so that what it queues is planned and priced; it reads no values
+// there.
 //   It may queue anything on `ReducedGradient::stream`, which is the stream of the reduction, or
 // `stream`. Collectives belong there, too; on another stream they need events between. The engine
 // orders its own work around what the hook queues, and takes no memory for it. On
 // `StreamId::compute` the operations of tensors and distributed/collectives.hpp work as they are,
-// at the price of overlap. With another `stream`, compute has to wait for `stream.record()` before
-// these operations. Behind them `stream` has to wait for an event that compute records.
+// at the price of overlap. With another `stream`, they need two waits. Before them compute waits
+// for `stream.record()`. After them `stream` waits for an event that compute records.
 //
 //   auto mesh = DeviceMesh::grid(world, {{"replicas", 2}, {"shards", 4}});
 //   fully_shard(model, {.mesh = mesh["shards"]});
