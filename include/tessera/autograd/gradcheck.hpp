@@ -23,7 +23,7 @@ struct GradcheckReport {
 
 // Note [What gradcheck allows]
 // Let L = sum(p y), y = f(inputs), p random, and D(h) = (L(x + h) - L(x - h)) / 2h. The slope is
-// taken as D(h) + (D(h) - D(2h)) / 3 with h = eps^(1/3) max(1, |x|), and may differ from backward's
+// taken as D(h) + (D(h) - D(2h)) / 3 with h = eps^(1/3) max(1, |x|). It may differ from backward's
 // by 100 eps^(2/3) (S + |gradient|), where S = 1 + sum|p y| + sum|x dL/dx|. It differs for two
 // reasons.
 //

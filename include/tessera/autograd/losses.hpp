@@ -47,7 +47,7 @@ Tensor nll_loss(const Tensor& log_probabilities, const Tensor& targets,
 // dist::count_targets.
 struct TargetCount {
   Tensor all{};   // f32 [], exact below 2^24
-  int ranks = 1;  // that have them
+  int ranks = 1;  // that have these targets
 };
 
 // How a loss behind a last product is computed, and over which targets it is the mean.

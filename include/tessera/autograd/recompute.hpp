@@ -21,8 +21,9 @@ namespace tessera {
 // operations, and products with slices of a streamed parameter. A result that backward does not
 // need is not kept. PyTorch: create_selective_checkpoint_contexts with a list of operations.
 struct Keep {
-  int products = 0;  // of matmul, linear, linear_gelu, einsum: 1 each, 2 the first, third, ...
-  bool attention = false;  // its output and one number a row, not the scores
+  // n: keeps the first of every n products (matmul, linear, linear_gelu, einsum). 0: none.
+  int products = 0;
+  bool attention = false;  // keeps its output and one number a row, not the scores
   bool operator==(const Keep&) const = default;
 };
 

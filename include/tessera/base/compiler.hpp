@@ -1,5 +1,5 @@
-// What a compiler must be and do for these headers and for the library. It is checked here, where a
-// program is compiled: a program without type information would link, and end in an invalid access.
+// What a compiler must be and do for these headers and for the library. A program is checked here,
+// as it is compiled. Without type information it would link, and end in an invalid access.
 // tessera.hpp and base/error.hpp include this first, before anything that an older compiler lacks.
 #pragma once
 

@@ -73,8 +73,8 @@ struct WeightFile {
 };
 
 // One model's tensors. Each is whole in one file, or in boxes that together are all of it. Headers
-// are read at once, and data when it is asked for. Of a box only the pieces of 4 MiB that are
-// wanted are read. Each is checked if the file has its checksum. Owns: descriptors. Threads: all
+// are read at once, and data when it is asked for. A box is read in pieces of 4 MiB, only those
+// that are wanted. Each is checked if the file has its checksum. Owns: descriptors. Threads: all
 // calls are const and free for all.
 class WeightFiles final : public nn::StateSource {
  public:

@@ -51,8 +51,8 @@ Tensor all_gather(const Tensor& x, const RankGroup& group, Caller at = Caller::c
 Tensor reduce_scatter(const Tensor& x, const RankGroup& group, ReduceOp op = ReduceOp::sum,
                       Caller at = Caller::current());
 
-// The tensor of rank `root` of the group, on every rank. Of the others only shape and dtype count,
-// so theirs may be on meta.
+// The tensor of rank `root` of the group, on every rank. Only shape and dtype of the others'
+// tensors count, so these may be on meta.
 Tensor broadcast(const Tensor& x, int root, const RankGroup& group, Caller at = Caller::current());
 
 // Part r of x along dimension 0 goes to rank r; part r of the result came from there.
@@ -60,7 +60,7 @@ Tensor broadcast(const Tensor& x, int root, const RankGroup& group, Caller at = 
 Tensor all_to_all(const Tensor& x, const RankGroup& group, Caller at = Caller::current());
 
 // The tensor of rank `root`, on rank `target`. All others get an undefined tensor, which takes no
-// memory, and whose use is an error. Of the ranks that are not the root only shape and dtype count,
+// memory, and whose use is an error. Only shape and dtype of tensors that are not the root's count,
 // as for a broadcast. A rank that sends to itself gets a copy, so a ring may have one rank.
 //
 // PyTorch: `send` on the one, `recv` on the other, nothing on the rest. Here every rank of the

@@ -128,7 +128,7 @@ class Pool {
   // Source: Masmano et al., "TLSF", ECRTS 2004.
   static constexpr std::uint32_t kSplitBits = 4;
   static constexpr std::uint32_t kClasses = 48 << kSplitBits;
-  static constexpr std::uint32_t kLargeClass = 0;  // of no size that there is
+  static constexpr std::uint32_t kLargeClass = 0;  // no size has this class
   struct FreeLists {
     std::array<Block*, kClasses> heads{};
     std::array<std::uint64_t, kClasses / 64> occupied{};

@@ -1,8 +1,8 @@
 // y = x W^T + b, the layer that holds most of a model's parameters.
 //
-// As for all layers: built on `meta`, its parameters wait for `materialize` of the outermost
-// module. Built on a real device, they get their memory at once. Values are set by nn::init or
-// loaded.
+// Like all layers, it may be built on `meta`: its parameters then wait for `materialize` of the
+// outermost module. Built on a real device, they get their memory at once. Values are set by
+// nn::init or loaded.
 #pragma once
 
 #include <vector>

@@ -130,7 +130,7 @@ class StateMatching {
   const bool is_whole_;
   std::string prefix_;                // of the holder's names, which the file lacks
   std::vector<std::string> known_;    // to the holder, of the source's
-  std::vector<std::string> differs_;  // of them, those with other bytes than their tied ones
+  std::vector<std::string> differs_;  // known_ names whose bytes differ from their tied names'
 };
 
 // Loads on each rank what that rank's source has. Throws: as StateMatching, and what a target

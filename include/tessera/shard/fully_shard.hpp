@@ -151,14 +151,15 @@ struct ShardOptions {
   // Along which dimension a parameter is sharded; unset, or Shard{}: by rows. It is asked of each
   // parameter that the unit claims. A negative dimension counts from the back. Along another
   // dimension than 0 all ranks have parts of one size. value(), shard() and grad() are then views
-  // with that dimension outermost; products read them as they are, other operations may copy them.
-  // fully_shard throws where the ranks do not divide the dimension, and for a parameter with blocks
-  // of rows or a gather transform. Such a parameter is not streamed, and backward gathers it.
+  // with that dimension outermost. Products read such views as they are; other operations may copy
+  // them. Such a parameter is not streamed, and backward gathers it. fully_shard throws where the
+  // ranks do not divide the dimension, and for a parameter with blocks of rows or a gather
+  // transform.
   std::function<Shard(const Parameter&)> shard_placement_fn{};
   // Parameters that the unit leaves alone (PyTorch: ignored_params). Units around it must ignore
   // them, too. Each rank has them whole and in f32, with its own gradients. The program divides and
   // sums these gradients before it clips. An optimizer skips a parameter that this rank has not
-  // used, whatever is written to grad(); to use it, add 0 * p to the loss. materialize, init,
+  // used, whatever is written to grad(). To use one, add 0 * p to the loss. materialize, init,
   // optimizers, state dicts and reset treat them as parameters without units. They do not go with
   // offload. A model that has memory already can ignore only parameters that were registered since
   // then. Ranks may have different values of an ignored parameter. Then an operation that would

@@ -32,7 +32,7 @@ struct ShardPlan {
     std::vector<std::pair<std::int64_t, std::int64_t>> ragged{};
     // Another dimension than that of rows, and elements that are sharded along it; each once.
     std::vector<std::pair<int, std::int64_t>> along{};
-    // Of its slots: full parameters, full gradients. 0 where one rank needs no slot.
+    // Bytes of its slots: for full parameters, and for full gradients. 0 if one rank needs no slot.
     std::int64_t gather_bytes = 0, gradient_buffer_bytes = 0;
     // What an all-gather fills of the one, and what a reduce-scatter sums of the other, alignment
     // between parameters included. It is less where a parameter lies in a slot twice: as it travels
@@ -122,8 +122,8 @@ struct ShardCounters {
   // Slots that were taken where the plan had none. A step unlike those before takes such slots. One
   // of several forwards may take some, too, because it begins with what the last has left open.
   std::uint64_t unplanned_slots = 0;
-  // Plans of slots that were made from steps, one for each kind of step that had none. That of the
-  // last step is made when the next one begins.
+  // Plans of slots that were made from steps, one for each kind of step that had none. The plan of
+  // the last step is made when the next one begins.
   std::uint64_t slot_plans = 0;
 };
 // Every rank calls it, and it throws, as shard_plan.
