@@ -32,7 +32,7 @@ void Buffer::assign(const Tensor& values) const {
   TESSERA_EXPECT(
       values.shape() == shape() &&
           (values.dtype() == dtype() || (is_floating(values.dtype()) && is_floating(dtype()))),
-      "buffer '", name(), "' is assigned ", values.shape(), " of ", values.dtype(), "; it is ",
+      "buffer '", name(), "' is assigned ", values.shape(), " of ", values.dtype(), "; expected ",
       shape(), " of ", dtype());
   replace([&](const Tensor& copy) { raw::copy_into(copy, values); });
 }

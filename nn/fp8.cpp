@@ -8,7 +8,7 @@ namespace tessera::nn {
 
 std::vector<std::string> set_fp8(Module& module, Fp8Recipe recipe, const Fp8Options& options) {
   TESSERA_EXPECT(std::ranges::find(options.skip, "") == options.skip.end(),
-                 "set_fp8: skip has an empty text, which is a part of every name; leave it out");
+                 "set_fp8: skip has an empty text, which would skip every layer; leave it out");
   std::vector<std::string> set, unmatched = options.skip;
   std::string first;
   std::vector<Linear*> layers;
@@ -28,7 +28,7 @@ std::vector<std::string> set_fp8(Module& module, Fp8Recipe recipe, const Fp8Opti
     set.push_back(name);
   }
   TESSERA_EXPECT(unmatched.empty(), "set_fp8: no linear layer has '", unmatched.front(),
-                 "' in its name", first.empty() ? "" : concat("; one is '", first, "'"));
+                 "' in its name", first.empty() ? "" : concat("; one layer is '", first, "'"));
   for (Linear* const linear : layers) linear->product.set_fp8(recipe);
   return set;
 }

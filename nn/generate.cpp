@@ -93,16 +93,17 @@ void check(const LanguageModel& model, std::span<const Prompt> prompts, std::int
                  " among the top ", options.top_k, "; none may be negative or infinite");
   TESSERA_EXPECT(options.top_p > 0 && options.top_p <= 1, "generate: top_p is ", options.top_p,
                  ", expected more than 0 and at most 1");
-  TESSERA_EXPECT(!prompts.empty(), "generate: no prompt is given");
+  TESSERA_EXPECT(!prompts.empty(), "generate: no prompt is given; give at least one");
   for (const Prompt& prompt : prompts) {
     const auto length = static_cast<std::int64_t>(prompt.tokens.size());
     TESSERA_EXPECT(length > 0, "generate: the prompt is empty; give at least one token");
     TESSERA_EXPECT(length + std::max<std::int64_t>(count - 1, 0) <= model.max_seq_len(),
-                   "generate: ", count, " tokens behind a prompt of ", length,
-                   " are more than max_seq_len, ", model.max_seq_len(), ", has room for");
+                   "generate: ", count, " tokens after a prompt of ", length,
+                   " do not fit into max_seq_len, ", model.max_seq_len(), "; ask for fewer");
     for (const std::int32_t id : prompt.tokens)
       TESSERA_EXPECT(id >= 0 && id < model.vocab_size(), "generate: token ", id,
-                     " of the prompt is outside the vocabulary of ", model.vocab_size());
+                     " of the prompt is outside the vocabulary of ", model.vocab_size(),
+                     "; use the tokenizer of the model");
   }
 }
 
@@ -142,7 +143,8 @@ std::vector<Continuation> generate(LanguageModel& model, std::span<const Prompt>
   for (std::int64_t i = 0; i < count; ++i) {
     const std::vector<float> logits = raw::cast(next_logits(tokens), f32).to_vector<float>();
     TESSERA_EXPECT(std::all_of(logits.begin(), logits.end(), [](float x) { return x - x == 0; }),
-                   "the logits are not finite after ", i, " tokens; has the training diverged?");
+                   "generate: the logits are not finite after ", i,
+                   " tokens; has the training diverged?");
     std::vector<std::int32_t> next(prompts.size());  // 0 where a sequence has ended
     bool going = false;
     for (std::size_t b = 0; b < prompts.size(); ++b) {

@@ -19,8 +19,8 @@ KeyValueCache::KeyValueCache(std::vector<std::int64_t> lengths, std::int64_t cap
       longest_(lengths_.empty() ? 0 : *std::max_element(lengths_.begin(), lengths_.end())) {
   TESSERA_EXPECT(!lengths_.empty() && *std::min_element(lengths_.begin(), lengths_.end()) > 0,
                  "KeyValueCache: expected at least one sequence, and a token in each");
-  TESSERA_EXPECT(capacity_ >= longest_, "KeyValueCache: a capacity of ", capacity_,
-                 " slots for a sequence of ", longest_, " tokens");
+  TESSERA_EXPECT(capacity_ >= longest_, "KeyValueCache: the capacity is ", capacity_,
+                 " slots, the longest sequence has ", longest_, " tokens; give a slot for each");
 }
 
 KeyValueCache* KeyValueCache::current() noexcept { return of_this_thread; }
@@ -33,11 +33,13 @@ KeyValueCache::Call::Call(KeyValueCache& cache, const Tensor& tokens_BT)
       count_(cache.filled_ == 0 ? cache.longest_ : 1),
       exceptions_(std::uncaught_exceptions()) {
   const auto rows = static_cast<std::int64_t>(cache.lengths_.size());
-  TESSERA_EXPECT(!autograd::grad_enabled(),
-                 "KeyValueCache: keeps no history; say NoGradGuard around the call");
+  TESSERA_EXPECT(
+      !autograd::grad_enabled(),
+      "KeyValueCache: a call with a cache can't record gradients; put a NoGradGuard around it");
   TESSERA_EXPECT(tokens_BT.shape() == Shape({rows, count_}), "KeyValueCache: tokens are ",
                  tokens_BT.shape(), "; expected ", Shape({rows, count_}),
-                 cache.filled_ == 0 ? ", all beginnings" : ", one token behind each sequence");
+                 cache.filled_ == 0 ? ", the first tokens of all sequences"
+                                    : ", the next token of each sequence");
   TESSERA_EXPECT(cache.filled_ + count_ <= cache.capacity_, "KeyValueCache: all ", cache.capacity_,
                  " slots are taken; make it with a larger capacity");
   if (cache.filled_ > 0) {

@@ -95,7 +95,7 @@ void Module::expect_free(const char* function, std::string_view name) const {
                      std::none_of(modules_.begin(), modules_.end(), is_taken) &&
                      std::none_of(buffers_.begin(), buffers_.end(),
                                   [&](const OwnBuffer& own) { return own.name == name; }),
-                 function, ": '", name, "' is taken");
+                 function, ": '", name, "' is taken; choose another name");
 }
 
 std::vector<std::pair<std::string, Module*>> Module::named_modules() {
@@ -146,7 +146,8 @@ std::int64_t Module::numel() const {
 }
 
 void Module::materialize(const Device& device) {
-  TESSERA_EXPECT(!device.is_meta(), "materialize: meta is no memory; give a real device");
+  TESSERA_EXPECT(!device.is_meta(),
+                 "materialize: the device meta has no memory; give a real device");
   std::vector<Parameter> loose;
   for (const auto& [name, parameter] : named_parameters())
     if (parameter.device().is_meta() && !parameter.unit()) loose.push_back(parameter);

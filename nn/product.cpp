@@ -9,8 +9,8 @@ namespace tessera::nn {
 
 void Product::set_fp8(std::optional<Fp8Recipe> recipe) {
   TESSERA_EXPECT(!recipe || (weight_.defined() && !weight_.is_streamed()),
-                 "Product::set_fp8: only a weight that is there as a whole is multiplied in 8 "
-                 "bits");
+                 "Product::set_fp8: the weight is undefined or streamed; only a whole weight can "
+                 "be multiplied in 8 bits");
   TESSERA_EXPECT(!recipe || fits_fp8(weight_.shape()[1], weight_.shape()[0]),
                  "Product::set_fp8: weight is ", weight_.shape(), "; 16 must divide both sizes");
   fp8_ = recipe;

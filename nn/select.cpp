@@ -15,7 +15,7 @@ std::vector<Parameter> select(const Module& module, const std::vector<std::strin
     TESSERA_EXPECT(
         std::ranges::any_of(named, [&](const auto& p) { return fits(pattern, p.first); }),
         "select: no parameter's name fits '", pattern, "'",
-        named.empty() ? "" : concat("; one is '", named.back().first, "'"));
+        named.empty() ? "" : concat("; one name is '", named.back().first, "'"));
   std::vector<Parameter> found;
   for (const auto& [name, parameter] : named)
     if (std::ranges::any_of(patterns, [&](const std::string& p) { return fits(p, name); }))

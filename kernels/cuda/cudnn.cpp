@@ -91,14 +91,16 @@ const Plan* plan_for(Cache& known, const Problem& problem, std::int64_t workspac
   const auto [at, is_new] = known.plans.try_emplace({problem, device, workspace_bytes});
   if (is_new) try {
       if (problem.backward && problem.length % 128 != 0 && known.library.version < 91600)
-        throw std::runtime_error("before 9.16 backward is right for whole tiles of 128 only");
+        throw std::runtime_error(
+            "before version 9.16 its backward is right only for lengths that 128 divides");
       cudnnHandle_t& handle = known.handles[static_cast<std::size_t>(device)];
       if (!handle) known.library.check(known.library.create(&handle), "no handle");
       Proposal chosen = choose(known.library, problem, workspace_bytes, handle);
       if (!chosen.plan) throw std::runtime_error(chosen.reason);
       at->second = std::move(chosen.plan);
     } catch (const std::exception& e) {
-      exec.note = line("by our own kernels for " + described(problem) + ": cuDNN: " + e.what());
+      exec.note =
+          line("runs by our own kernels for " + described(problem) + ": cuDNN: " + e.what());
     }
   return at->second ? &*at->second : nullptr;
 }

@@ -227,7 +227,7 @@ Proposal choose(const Library& library, const Problem& problem, std::int64_t wor
       return std::move(proposal);
     none.reason = proposal.plan
                       ? "it wants " + std::to_string(proposal.plan->workspace_bytes) +
-                            " bytes of workspace, and may have " + std::to_string(workspace_bytes)
+                            " bytes of workspace, the most is " + std::to_string(workspace_bytes)
                       : proposal.reason;
   }
   return none;

@@ -68,7 +68,7 @@ Library open_library(const std::vector<std::string>& files) {
       library.reason.clear();
       return library;
     }
-    const std::string why = refused ? refused : file + " is no cuDNN of 9.10 or newer";
+    const std::string why = refused ? refused : file + " is not cuDNN 9.10 or newer";
     library.reason += (library.reason.empty() ? "" : "; ") + why;
     if (handle) dlclose(handle);
   }

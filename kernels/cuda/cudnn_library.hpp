@@ -34,7 +34,7 @@ struct Library {
 
   // What the log is told where there is none.
   std::string absence() const {
-    return "by our own kernels, which are several times slower, because there is no cuDNN 9.10 (" +
+    return "runs by our own kernels, several times slower, because there is no cuDNN 9.10 (" +
            reason.substr(0, 300) + "); install it, or name its folder in LD_LIBRARY_PATH";
   }
 

@@ -99,7 +99,7 @@ DriverError has_kernels(std::int32_t device, const cudaDeviceProp& properties) {
   if (loaded == cudaErrorNoKernelImageForDevice || loaded == cudaErrorInvalidDeviceFunction) {
     cudaGetLastError();
     return line(
-        "%s has compute capability %d.%d, the CUDA module was built for %s; build it with "
+        "%s has compute capability %d.%d, the CUDA module was built for %s; build the module with "
         "-Dgpu_archs=sm_%d%d",
         properties.name, properties.major, properties.minor, kArchitectures, properties.major,
         properties.minor);

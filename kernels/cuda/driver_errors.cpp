@@ -15,8 +15,8 @@ const char* remedy(cudaError_t code) {
     case cudaErrorIllegalAddress:
     case cudaErrorMisalignedAddress:
     case cudaErrorLaunchFailure:
-      return "; a kernel before this left its memory, compute-sanitizer names it; the process must "
-             "be started anew";
+      return "; an earlier kernel went outside its memory: start the process again under "
+             "compute-sanitizer, which names the kernel";
     case cudaErrorNoKernelImageForDevice:
       return "; build the module for this device with -Dgpu_archs";
     case cudaErrorDevicesUnavailable:
@@ -42,8 +42,8 @@ DriverError said(const char* call, cudaError_t code) {
       return line("%s: there is no NVIDIA driver (libcuda.so.1); install %d or newer", call,
                   kLeastDriver);
     return line(
-        "%s: the NVIDIA driver knows CUDA up to %d.%d, this module needs %d.%d: driver %d or "
-        "newer",
+        "%s: the NVIDIA driver knows CUDA up to %d.%d, this module needs %d.%d; install driver %d "
+        "or newer",
         call, driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10,
         kLeastDriver);
   }

@@ -61,7 +61,8 @@ DriverError said(const char* call, CUresult code) {
 // Null where this device can map.
 DriverError can_map(int* device) {
   if (mapping().missing)
-    return line("%s: the NVIDIA driver lacks it; use memory without mapping", mapping().missing);
+    return line("%s: the NVIDIA driver lacks this function; use memory without mapping",
+                mapping().missing);
   return said("cudaGetDevice", cudaGetDevice(device));
 }
 

@@ -10,8 +10,8 @@ void say_once(std::int64_t head_dim, DType dtype, Exec& exec) {
   static constinit std::atomic<bool> said = false;
   if (attention_suits_library(head_dim, dtype) && !said.exchange(true))
     exec.note =
-        "by our own kernels, which are several times slower, because the CUDA module was built "
-        "without cuDNN's headers; install them and build it anew";
+        "runs by our own kernels, several times slower, because the CUDA module was built without "
+        "cuDNN's headers; install them and build it again";
 }
 
 }  // namespace

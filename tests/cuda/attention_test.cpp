@@ -115,7 +115,7 @@ TEST_CASE("where there is no cuDNN one line says so, and what to do", "[cuda]") 
   CHECK_FALSE(none);
   CHECK_THAT(none.absence(),
              Catch::Contains("our own kernels") && Catch::Contains("/nowhere/libcudnn.so.9") &&
-                 Catch::Contains("no cuDNN of 9.10") && Catch::Contains("LD_LIBRARY_PATH"));
+                 Catch::Contains("not cuDNN 9.10") && Catch::Contains("LD_LIBRARY_PATH"));
   CHECK(none.absence().find('\n') == std::string::npos);
 }
 

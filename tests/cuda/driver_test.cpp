@@ -80,7 +80,7 @@ TEST_CASE("what a module says of its devices is the refusal, and the CPU works a
   const char* const too_old = "cudaGetDeviceCount: the NVIDIA driver knows CUDA up to 12.2";
   const char* const no_kernels =
       "GPU has compute capability 7.5, the CUDA module was built for "
-      "sm_90, PTX; build it with -Dgpu_archs=sm_75";
+      "sm_90, PTX; build the module with -Dgpu_archs=sm_75";
   for (const bool counted : {false, true}) {
     refuse(counted ? nullptr : too_old, counted ? no_kernels : nullptr);
     CHECK(refusal({.module = TESSERA_REFUSING_MODULE}) ==

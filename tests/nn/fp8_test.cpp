@@ -43,11 +43,11 @@ TEST_CASE("set_fp8 takes the linear layers that fit, but the head and those that
   CHECK(nn::set_fp8(other, Fp8Recipe::blockwise, {.skip = {"down_proj", "layers.1"}}).size() == 6);
   CHECK_FALSE(other.blocks[0].mlp.down_proj.product.fp8());
   CHECK(other.blocks[0].mlp.up_proj.product.fp8() == Fp8Recipe::blockwise);
-  CHECK_THROWS_WITH(
-      nn::set_fp8(other, Fp8Recipe::blockwise, {.skip = {"up_proj", "w1"}}),
-      "set_fp8: no linear layer has 'w1' in its name; one is 'model.layers.0.self_attn.q_proj'");
+  CHECK_THROWS_WITH(nn::set_fp8(other, Fp8Recipe::blockwise, {.skip = {"up_proj", "w1"}}),
+                    "set_fp8: no linear layer has 'w1' in its name; one layer is "
+                    "'model.layers.0.self_attn.q_proj'");
   CHECK_THROWS_WITH(nn::set_fp8(other, Fp8Recipe::blockwise, {.skip = {"up_proj", ""}}),
-                    "set_fp8: skip has an empty text, which is a part of every name; leave it out");
+                    "set_fp8: skip has an empty text, which would skip every layer; leave it out");
   config.ffn_dim = 40;  // which 16 does not divide
   nn::Llama narrow(config);
   CHECK(nn::set_fp8(narrow, Fp8Recipe::tensorwise).size() == 8);

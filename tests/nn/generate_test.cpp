@@ -271,7 +271,7 @@ TEST_CASE("generate refuses what it cannot continue", "[nn]") {
   CHECK_THROWS_AS(nn::generate(model, std::span<const nn::Prompt>(), 1), ContractError);
   CHECK(nn::generate(model, prompt, 8).size() == 8);
   CHECK_THROWS_WITH(nn::generate(model, prompt, 9),
-                    Catch::Contains("max_seq_len, 8, has room for"));
+                    Catch::Contains("do not fit into max_seq_len, 8; ask for fewer"));
   set(model.norm.weight, std::vector<float>(16, NAN));
   CHECK_THROWS_AS(nn::generate(model, prompt, 1), ContractError);
   CHECK(model.is_training());

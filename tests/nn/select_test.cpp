@@ -29,7 +29,7 @@ TEST_CASE("parameters are selected by patterns of their names, each once and in 
   CHECK(nn::select(model, {}).empty());
   // A name as a whole, not a part of one.
   CHECK_THROWS_WITH(nn::select(model, {"*", "norm"}),
-                    "select: no parameter's name fits 'norm'; one is 'lm_head.weight'");
+                    "select: no parameter's name fits 'norm'; one name is 'lm_head.weight'");
   CHECK_THROWS_WITH(nn::select(nn::ModuleList<nn::Llama>(), {"*"}),
                     "select: no parameter's name fits '*'");
   const nn::Gpt2 tied({.dim = 16, .n_layers = 1, .n_heads = 2, .vocab_size = 32});

@@ -78,8 +78,9 @@ inline void check_pair(const char* name, const Tensor& x, const Tensor& target,
       x.shape() == target.shape() && x.dtype() == target.dtype() && is_floating(x.dtype()), name,
       ": x is ", x.shape(), " of ", x.dtype(), ", target ", target.shape(), " of ", target.dtype(),
       "; expected one shape and one floating dtype");
-  TESSERA_EXPECT(reduction != LossReduction::batchmean || (has_batch && x.ndim() > 0), name,
-                 ": batchmean is kl_div's alone, of tensors with a dimension; take mean or sum");
+  TESSERA_EXPECT(
+      reduction != LossReduction::batchmean || (has_batch && x.ndim() > 0), name,
+      ": only kl_div takes the reduction batchmean, of tensors with a dimension; take mean or sum");
   TESSERA_EXPECT(x.device() == target.device(), name,
                  ": operands lie on different devices; move them to one");
 }
@@ -204,7 +205,7 @@ inline Tensor binary_cross_entropy(const Tensor& x, const Tensor& target,
   const CallSite site(kName, at);
   check_pair(kName, x, target, options.reduction);
   TESSERA_EXPECT(!options.pos_weight.defined(), kName,
-                 ": pos_weight is binary_cross_entropy_with_logits' alone");
+                 ": only binary_cross_entropy_with_logits takes pos_weight; leave it out");
   Terms of{.weight = factor(kName, "weight", options.weight, x)};
   of.x = widened(x);
   of.target = widened(target);

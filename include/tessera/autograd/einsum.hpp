@@ -34,8 +34,8 @@ inline std::string letters_of(std::string_view term, int ndim) {
       rest.push_back(static_cast<char>('9' - d + 1));
     letters = concat(term.substr(0, dots), rest, term.substr(dots + 3));
   }
-  TESSERA_EXPECT(static_cast<int>(letters.size()) == ndim, "einsum: '", term, "' for a tensor of ",
-                 ndim, " dimensions");
+  TESSERA_EXPECT(static_cast<int>(letters.size()) == ndim, "einsum: '", term, "' names ",
+                 letters.size(), " dimensions, the tensor has ", ndim, "; give each a letter");
   return letters;
 }
 
@@ -73,7 +73,8 @@ inline Lettered lettered(std::string_view term, const Tensor& x) {
     for (std::size_t e; (e = out.letters.find(out.letters[d], d + 1)) != std::string::npos;) {
       const char c = out.letters[d];
       TESSERA_EXPECT(out.tensor.size(static_cast<int>(d)) == out.tensor.size(static_cast<int>(e)),
-                     "einsum: '", c, "' stands for two sizes of ", x.shape());
+                     "einsum: '", c, "' names two dimensions of different sizes in ", x.shape(),
+                     "; give each a letter of its own");
       out.tensor = diagonal(out.tensor, 0, static_cast<int>(d), static_cast<int>(e));
       out.letters.erase(e, 1).erase(d, 1).push_back(c);
       d = 0;
@@ -112,10 +113,10 @@ inline Tensor einsum(std::string_view given, const Tensor& a, const Tensor& b,
   std::erase(formula, ' ');
   const std::size_t comma = formula.find(','), arrow = formula.find("->");
   TESSERA_EXPECT(comma != std::string::npos && formula.find(',', comma + 1) == std::string::npos,
-                 "einsum: '", given, "' is not of two operands, as in \"ij,jk->ik\"");
+                 "einsum: '", given, "' does not name two operands; write it as \"ij,jk->ik\"");
   for (const char c : formula)
-    TESSERA_EXPECT(is_letter(c) || has(".,->", c), "einsum: '", given,
-                   "' has other signs than letters, \"...\", a comma and \"->\"");
+    TESSERA_EXPECT(is_letter(c) || has(".,->", c), "einsum: '", given, "' has the sign '", c,
+                   "'; expected letters, \"...\", a comma and \"->\"");
   const std::string left = formula.substr(0, comma);
   const std::string right =
       formula.substr(comma + 1, arrow == std::string::npos ? std::string::npos : arrow - comma - 1);
@@ -125,9 +126,10 @@ inline Tensor einsum(std::string_view given, const Tensor& a, const Tensor& b,
   if (const std::size_t dots = result.find("..."); dots != std::string::npos)
     result.replace(dots, 3, digits_of(la + lb));
   for (const char c : result)
-    TESSERA_EXPECT(has(la + lb, c) && stands_once(result, c), "einsum: '", c,
-                   "' of the result of '", given, "' stands in ",
-                   has(la + lb, c) ? "it twice" : "no operand");
+    TESSERA_EXPECT(
+        has(la + lb, c) && stands_once(result, c), "einsum: '", c, "' of the result of '", given,
+        "' ",
+        has(la + lb, c) ? "is named twice there; name it once" : "is in no operand; leave it out");
 
   Lettered x = lettered(left, a), y = lettered(right, b);
   x.sum_out(result + y.letters);
@@ -141,8 +143,8 @@ inline Tensor einsum(std::string_view given, const Tensor& a, const Tensor& b,
   std::int64_t m = 1, n = 1, kx = 1;
   const auto common = [&](char c) {
     const std::int64_t i = x.size(c), j = y.size(c);
-    TESSERA_EXPECT(i == j || i == 1 || j == 1, "einsum: '", c, "' of '", given, "' is ", i,
-                   " in one operand and ", j, " in the other");
+    TESSERA_EXPECT(i == j || i == 1 || j == 1, "einsum: '", c, "' of '", given, "' has size ", i,
+                   " in one operand and ", j, " in the other; expected one size");
     return i == 1 ? j : i;
   };
   std::int64_t stack = 1;

@@ -32,7 +32,7 @@ class Batches {
       : loader_(loader), options_(options), device_(device) {
     TESSERA_EXPECT(options.world > 0 && loader.options().global_batch % options.world == 0,
                    "Batches: ", options.world, " ranks do not divide a global batch of ",
-                   loader.options().global_batch);
+                   loader.options().global_batch, "; choose a multiple of the ranks");
   }
   Batches(const TokenLoader&&, const BatchesOptions&, const Device&) = delete;  // it would be gone
 

@@ -35,8 +35,8 @@ class CallTensors {
   std::size_t size() const noexcept { return tensors_.size(); }
   // Throws: ContractError beyond size().
   Tensor& operator[](std::size_t i) const {
-    TESSERA_EXPECT(i < size(), "a hook asks for tensor ", i, " of a call that has ", size(),
-                   "; a call shows what is passed to Module::call behind its function");
+    TESSERA_EXPECT(i < size(), "a hook asks for tensor ", i, ", but its call has ", size(),
+                   "; a hook sees the tensors that Module::call is given after its function");
     return *tensors_[i];
   }
 

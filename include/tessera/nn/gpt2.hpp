@@ -35,7 +35,7 @@ struct Gpt2Config {
                        ffn_dim >= 0,
                    "Gpt2: dim ", dim, ", n_layers ", n_layers, ", n_heads ", n_heads, ", ffn_dim ",
                    ffn_dim, ", vocab_size ", vocab_size, ", max_seq_len ", max_seq_len,
-                   "; none may be negative or absent");
+                   "; none may be negative, and only n_layers and ffn_dim may be 0");
     TESSERA_EXPECT(dim % n_heads == 0, "Gpt2: dim ", dim, " is not a multiple of n_heads ",
                    n_heads);
     Gpt2Config c = *this;

@@ -91,8 +91,9 @@ class LanguageModel : public Module {
   Tensor next_logits(const Tensor& tokens_BT, KeyValueCache& cache, Caller at = Caller::current()) {
     const CallSite site(at);
     check_tokens(tokens_BT);
-    TESSERA_EXPECT(cache.end() <= max_seq_len_, "language model: a sequence of ", cache.end(),
-                   " tokens; max_seq_len is ", max_seq_len_);
+    TESSERA_EXPECT(cache.end() <= max_seq_len_, "language model: the sequence has ", cache.end(),
+                   " tokens, max_seq_len is ", max_seq_len_,
+                   "; shorten the one or raise the other");
     const KeyValueCache::Call step(cache, tokens_BT);
     return call([&](const Tensor& tokens) { return output()(step.last(forward(tokens))); },
                 tokens_BT);
@@ -116,10 +117,10 @@ class LanguageModel : public Module {
       : vocab_size_(vocab_size), max_seq_len_(max_seq_len), recompute_(recompute) {
     TESSERA_EXPECT(recompute.every > 0 || recompute == Recompute::none,
                    "language model: recompute.every is ", recompute.every,
-                   "; 1 recomputes each block, 0 none, of which nothing can be kept");
+                   "; give 1 to recompute each block, or Recompute::none");
     TESSERA_EXPECT(recompute.every <= std::max<std::int64_t>(blocks, 0),
-                   "language model: recompute.every is ", recompute.every, ", of ", blocks,
-                   " blocks; choose at most that many, or Recompute::none");
+                   "language model: recompute.every is ", recompute.every, ", the model has ",
+                   blocks, " blocks; choose at most that many, or Recompute::none");
   }
 
   // What `output` makes logits of, [B, T, C]; called within the scope of the model's call.
@@ -149,8 +150,9 @@ class LanguageModel : public Module {
     TESSERA_EXPECT(tokens.ndim() == 2 && (tokens.dtype() == i32 || tokens.dtype() == i64),
                    "language model: tokens are ", tokens.shape(), " of ", tokens.dtype(),
                    "; expected [B, T] of i32 or i64");
-    TESSERA_EXPECT(tokens.size(1) <= max_seq_len_, "language model: sequences of ", tokens.size(1),
-                   " tokens; max_seq_len is ", max_seq_len_);
+    TESSERA_EXPECT(tokens.size(1) <= max_seq_len_, "language model: the sequences have ",
+                   tokens.size(1), " tokens, max_seq_len is ", max_seq_len_,
+                   "; shorten the one or raise the other");
   }
 
   std::int64_t vocab_size_, max_seq_len_;

@@ -31,8 +31,9 @@ class Linear : public Module {
       : weight({out, in}, Initializer::normal(0, kInitialDeviation)) {
     TESSERA_EXPECT(in > 0 && out > 0, "Linear: ", in, " inputs and ", out,
                    " outputs; expected at least one of each");
-    TESSERA_EXPECT(!options.bias || !options.is_streamed,
-                   "Linear: a streamed weight goes without bias");
+    TESSERA_EXPECT(
+        !options.bias || !options.is_streamed,
+        "Linear: a layer of a streamed weight has no bias; leave bias or is_streamed out");
     register_parameter("weight", weight);
     weight.set_row_parts(options.parts);
     if (options.is_streamed) stream_parameter(weight);

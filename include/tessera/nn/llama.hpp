@@ -41,9 +41,11 @@ struct LlamaConfig {
                        n_kv_heads >= 0 && ffn_dim >= 0,
                    "Llama: dim ", dim, ", n_layers ", n_layers, ", n_heads ", n_heads,
                    ", n_kv_heads ", n_kv_heads, ", ffn_dim ", ffn_dim, ", vocab_size ", vocab_size,
-                   ", max_seq_len ", max_seq_len, "; none may be negative or absent");
+                   ", max_seq_len ", max_seq_len,
+                   "; none may be negative, and only n_layers, n_kv_heads and ffn_dim may be 0");
     TESSERA_EXPECT(dim % n_heads == 0 && dim / n_heads % 2 == 0, "Llama: dim ", dim,
-                   " over n_heads ", n_heads, " must give an even number for each head");
+                   " over n_heads ", n_heads,
+                   " gives heads of no even width; make dim / n_heads even");
     LlamaConfig c = *this;
     if (c.n_kv_heads == 0) c.n_kv_heads = n_heads;
     if (c.ffn_dim == 0) c.ffn_dim = default_ffn_dim(dim);

@@ -32,7 +32,8 @@ class Sequential : public Module {
   // position. Throws: ContractError for null.
   template <std::derived_from<Module> M>
   M& push_back(std::unique_ptr<M> module) {
-    TESSERA_EXPECT(module != nullptr, "Sequential: part ", parts_.size(), " is null");
+    TESSERA_EXPECT(module != nullptr, "Sequential: part ", parts_.size(),
+                   " is null; give a module");
     register_module(std::to_string(parts_.size()), *module);
     const std::shared_ptr<M> owned = std::move(module);
     push_back([owned]<class... At>(const Tensor& x, const At&... at)

@@ -24,7 +24,7 @@ class Dims {
     unsigned mask = 0;
     for (const std::int64_t dim : list_) {
       const int d = normalize_dim(static_cast<int>(dim), ndim == 0 ? 1 : ndim);
-      TESSERA_EXPECT((mask >> d & 1u) == 0, "dimension ", d, " is named twice");
+      TESSERA_EXPECT((mask >> d & 1u) == 0, "dimension ", d, " is named twice; name it once");
       mask |= 1u << d;
     }
     return ndim == 0 ? 0 : mask;

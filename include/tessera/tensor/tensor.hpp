@@ -108,8 +108,8 @@ class Tensor {
   std::vector<T> to_vector(std::optional<double> stand_in = std::nullopt,
                            Caller at = Caller::current()) const {
     const CallSite site("to_vector", at);
-    TESSERA_EXPECT(dtype() == dtype_of<T>(), "the tensor is ", dtype(), ", asked for ",
-                   dtype_of<T>());
+    TESSERA_EXPECT(dtype() == dtype_of<T>(), "the tensor is ", dtype(), " and is read as ",
+                   dtype_of<T>(), "; cast it first");
     std::vector<T> out(static_cast<std::size_t>(numel()), static_cast<T>(stand_in.value_or(0)));
     const auto bytes = std::as_writable_bytes(std::span<T>(out));
     stand_in ? copy_to_host(bytes) : to_bytes(bytes);
@@ -209,7 +209,8 @@ class Tensor {
   template <class T>
   std::span<T> span_of(AccessMode mode) const {
     constexpr DType kAsked = dtype_of<std::remove_const_t<T>>();
-    TESSERA_EXPECT(dtype() == kAsked, "the tensor is ", dtype(), ", asked for ", kAsked);
+    TESSERA_EXPECT(dtype() == kAsked, "the tensor is ", dtype(), " and is read as ", kAsked,
+                   "; cast it first");
     TESSERA_EXPECT(is_contiguous(), "the tensor of ", shape(), " has strides ", strides(),
                    "; make it contiguous first");
     return {reinterpret_cast<T*>(host_data(mode)), static_cast<std::size_t>(numel())};
