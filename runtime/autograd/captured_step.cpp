@@ -35,7 +35,7 @@ class CapturedStep::Impl {
 
   const std::vector<Tensor>& call(const std::vector<Tensor>& inputs) {
     if (!memory_) {
-      why_not_ = "this device keeps no work";
+      why_not_ = "this device can't capture a step";
       outputs_ = function_(inputs);
       return outputs_;
     }
@@ -48,7 +48,7 @@ class CapturedStep::Impl {
     if (!device_.context().executor().captures()) {
       rehearse();
       forget();
-      why_not_ = "operations of the device are timed, or delayed, or planned";
+      why_not_ = "the device's operations are timed, delayed or planned";
     } else if (work_ && !watcher_.is_disturbed() && first_row_ == random_row() &&
                memory_->holds()) {
       why_not_.clear();
@@ -89,15 +89,17 @@ class CapturedStep::Impl {
       const StepMemory::Scope own(*memory_);
       std::vector<Tensor> own_inputs;
       for (const Tensor& t : inputs) {
-        TESSERA_EXPECT(t.defined() && t.device() == device_,
-                       "captured step: an input lies on another device than the step's; move it");
+        TESSERA_EXPECT(
+            t.defined() && t.device() == device_,
+            "captured step: an input lies on another device than the step; move it there");
         own_inputs.push_back(Tensor::empty(t.shape(), t.dtype(), device_));
       }
       inputs_ = std::move(own_inputs);
       has_inputs_ = true;
     }
-    TESSERA_EXPECT(inputs.size() == inputs_.size(), "captured step: ", inputs.size(),
-                   " inputs, where the first call had ", inputs_.size());
+    TESSERA_EXPECT(inputs.size() == inputs_.size(), "captured step: the call has ", inputs.size(),
+                   " inputs, the first call had ", inputs_.size(),
+                   "; give the same number each time");
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       const Tensor& to = inputs_[i];
       TESSERA_EXPECT(inputs[i].defined() && inputs[i].shape() == to.shape() &&
@@ -120,29 +122,31 @@ class CapturedStep::Impl {
       for (const Tensor& t : given)
         outputs_.push_back(Tensor::empty(t.shape(), t.dtype(), t.device()));
     TESSERA_EXPECT(given.size() == outputs_.size(), "captured step: the function returns ",
-                   given.size(), " tensors, where it returned ", outputs_.size(), " before");
+                   given.size(), " tensors, before it returned ", outputs_.size(),
+                   "; return the same number each time");
     for (std::size_t i = 0; i < given.size(); ++i) raw::copy_into(outputs_[i], given[i]);
     decisions_ = decisions();
   }
 
   void rehearse() {
     const std::optional<std::uint64_t> before = std::exchange(last_, std::nullopt);
-    why_not_ = "memory of the step changed hands since the call before";
+    why_not_ = "the step's memory was given to others since the call before";
     is_steady_ = false;
     const std::optional<std::int64_t> row = random_row();
     run();
     last_ = watcher_.fingerprint();
     is_steady_ = before == last_;
     if (std::exchange(has_decided_, false))
-      why_not_ = "the program has decided anew: what is trained, a rate, how units reduce, a mode";
+      why_not_ =
+          "the program has changed a setting: what is trained, a rate, how units reduce, or a mode";
     else if (!watcher_.obstacle().empty())
       why_not_ = watcher_.obstacle();
     else if (is_steady_ && !work_)
-      why_not_ = "the next call captures it";
+      why_not_ = "the next call captures the step";
     else if (const std::string other = watcher_.difference(); !work_)
       why_not_ = other.empty()
-                     ? "it has run once since it began anew"
-                     : concat("the call before had another ", other, ", or at other addresses");
+                     ? "the step has run only once since it began anew"
+                     : concat(other, " was another in the call before, or had other addresses");
     if (captured_ != *last_ || first_row_ != row) work_.reset();
   }
 

@@ -65,9 +65,9 @@ Targets targets_of(const char* name, const Tensor& x, const Tensor& target,
                  expected, " of i32 or i64");
   const std::int64_t ignored = options.ignore_index, classes = x.shape()[class_dim];
   TESSERA_EXPECT(ignored == static_cast<std::int32_t>(ignored), name, ": ignore_index is ", ignored,
-                 ", expected 32 bits");
+                 ", expected a number of 32 bits");
   TESSERA_EXPECT(options.reduction != LossReduction::batchmean, name,
-                 ": batchmean is kl_div's alone; take mean or sum");
+                 ": only kl_div takes the reduction batchmean; take mean or sum");
   detail::common_device(name, x, target);
   const Tensor& w = options.weight;
   TESSERA_EXPECT(!w.defined() || (w.ndim() == 1 && w.size(0) == classes && w.dtype() == x.dtype()),
@@ -194,7 +194,8 @@ Tensor nll_loss(const Tensor& log_probabilities, const Tensor& targets,
                 const ClassLossOptions& options, Caller at) {
   const CallSite site("nll_loss", at);
   constexpr const char* kName = "nll_loss";
-  TESSERA_EXPECT(options.label_smoothing == 0, kName, ": label_smoothing is cross_entropy's alone");
+  TESSERA_EXPECT(options.label_smoothing == 0, kName,
+                 ": only cross_entropy takes label_smoothing; leave it out");
   const Targets t = targets_of(kName, log_probabilities, targets, options);
   const Tensor x = class_rows(log_probabilities);
   const Tensor picked = raw::reshape(raw::gather(x, 1, column(t.index)), t.index.shape());

@@ -171,7 +171,7 @@ Tensor detail::cross_entropy(const Tensor& input, const Tensor& target, const Ta
 
 void detail::check_loss_gradient(const char* function, std::optional<double> gradient) {
   TESSERA_EXPECT(!gradient || (std::isfinite(*gradient) && *gradient != 0), function,
-                 ": the loss's gradient is said to be ", gradient.value_or(0),
+                 ": the given gradient of the loss is ", gradient.value_or(0),
                  "; expected a finite number other than 0");
 }
 

@@ -21,7 +21,7 @@ Tensor CustomOp::prepare(const Shape& shape, std::span<Tensor> inputs) const {
     expect(x.device() == inputs[0].device(), "input ", i,
            " lies on another device than input 0; move it there");
     expect(x.device().kind() != DeviceKind::cuda, "input ", i,
-           " lies on a GPU, and this body runs on the CPU");
+           " lies on a GPU, but this body runs on the CPU; move it there");
     x = raw::contiguous(x);
   }
   return Tensor::empty(shape, inputs[0].dtype(), inputs[0].device());
@@ -59,7 +59,7 @@ void CustomOp::prepare(std::span<Operand> operands) const {
       expect(x.dtype() == each.dtype, "input ", input, " is ", x.dtype(), ", its body takes ",
              each.dtype, "; cast it first");
       expect(x.device().kind() != DeviceKind::cuda, "input ", input,
-             " lies on a GPU, and this body runs on the CPU");
+             " lies on a GPU, but this body runs on the CPU; move it there");
       if (!device) device = x.device();
       expect(x.device() == *device, "input ", input,
              " lies on another device than those before it; move it there");
@@ -68,7 +68,7 @@ void CustomOp::prepare(std::span<Operand> operands) const {
     ++input;
   }
   expect(device.has_value(),
-         "all inputs are undefined; give one that says on which device it runs");
+         "all inputs are undefined; give one, which says on which device the operation runs");
   for (Operand& each : operands)
     if (each.is_out) each.tensor = Tensor::empty(each.shape, each.dtype, *device);
 }

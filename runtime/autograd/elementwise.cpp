@@ -241,7 +241,7 @@ Tensor maximum(const Tensor& a, const Tensor& b, Caller at) {
 }
 Tensor clamp(const Tensor& x, std::optional<double> low, std::optional<double> high, Caller at) {
   const CallSite site("clamp", at);
-  TESSERA_EXPECT(low || high, "clamp: neither a lowest nor a highest value is given");
+  TESSERA_EXPECT(low || high, "clamp: neither a lowest nor a highest value is given; give one");
   Tensor y = x.detach();
   if (low) y = raw::binary(Binary::max, y, *low);
   if (high) y = raw::binary(Binary::min, y, *high);
@@ -374,8 +374,8 @@ Tensor cast(const Tensor& x, DType dtype, Caller at) {
   if (x.dtype() == dtype) return x;
   if (!is_floating(dtype)) return raw::cast(x, dtype);  // has no derivative, and so no history
   TESSERA_EXPECT(!is_storage_only(dtype) || !x.requires_grad(),
-                 "cast: a gradient would come back in ", dtype,
-                 ", in which nothing is summed; detach the tensor first");
+                 "cast: the tensor requires a gradient, which ", dtype,
+                 " can't sum; detach the tensor first");
   return record("cast", {x}, raw::cast(x, dtype),
                 [from = x.dtype()](const Tensor& g, Gradients& out) {
                   if (is_floating(from)) out.set(0, raw::cast(g, from));

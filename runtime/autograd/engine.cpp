@@ -186,7 +186,7 @@ bool forget_forwards(const std::function<bool(Region&)>& is_mine) {
 bool in_backward() noexcept { return state().depth > 0; }
 bool in_call() noexcept { return state().calls != nullptr; }
 void at_end_of_backward(std::function<void()> f) {
-  TESSERA_EXPECT(in_backward(), "at_end_of_backward: no backward pass is running");
+  TESSERA_EXPECT(in_backward(), "at_end_of_backward: no backward pass is running; call it in one");
   state().at_end.push_back(std::move(f));
 }
 
@@ -332,7 +332,7 @@ class Engine {
   // gone.
   template <class F>
   static void skip(bool retain_graph, const F& add) {
-    TESSERA_EXPECT(!in_backward(), "skip_backward: a backward pass is running");
+    TESSERA_EXPECT(!in_backward(), "skip_backward: a backward pass is running; call it after that");
     pass(state(), retain_graph, [&](Walk& walk) {
       add(walk);
       walk.add_gone();
@@ -353,8 +353,8 @@ class Engine {
           "' has already run and was freed; call backward once per forward, or retain the "
           "graph in all backwards but the last");
       TESSERA_EXPECT(!is_of_running(*node, s), "backward: '", node->name,
-                     "' belongs to a pass that is running and has come to it already; give what a "
-                     "function reads in backward to it as an input");
+                     "' was already reached by the pass that is running; give a function what it "
+                     "reads in backward as an input");
       node->pass = pass;
       found.push_back(node);
     };
@@ -460,8 +460,8 @@ void Tensor::backward(const Tensor& gradient, bool retain_graph, Caller at) cons
                  "; give a gradient of that shape, or reduce it to a single element");
   TESSERA_EXPECT(
       !gradient.defined() || (gradient.shape() == shape() && gradient.dtype() == dtype()),
-      "backward: gradient of shape ", gradient.shape(), " in ", gradient.dtype(),
-      " for a tensor of shape ", shape(), " in ", dtype());
+      "backward: the gradient is ", gradient.shape(), " of ", gradient.dtype(), ", the tensor ",
+      shape(), " of ", dtype(), "; expected the same");
   const Tensor first =
       gradient.defined() ? gradient.detach() : Tensor::ones(shape(), dtype(), device());
   if (history().leaf) {

@@ -178,8 +178,8 @@ namespace {
 void expect_positions(const char* name, const Tensor& at) {
   TESSERA_EXPECT(at.dtype() == i32 || at.dtype() == i64, name, ": an index is ", at.dtype(),
                  ", expected i32 or i64",
-                 at.dtype() == boolean ? "; how many a boolean one chooses is known only on the "
-                                         "device: use where or masked_fill"
+                 at.dtype() == boolean ? "; only the device knows how many elements a boolean "
+                                         "index chooses: use where or masked_fill"
                                        : "");
 }
 
@@ -256,7 +256,8 @@ Tensor index(const Tensor& x, std::span<const Index> at, Caller line) {
     taken += !is_ellipsis && !std::holds_alternative<NewAxis>(i.value);
   }
   TESSERA_EXPECT(taken <= x.ndim() && ellipses <= 1, "index: ", taken, " dimensions and ", ellipses,
-                 " ellipses for ", x.shape());
+                 " ellipses are given for ", x.shape(),
+                 "; expected at most its dimensions and one ellipsis");
   Tensor y = x;
   int d = 0;
   for (const Index& i : at) {  // numbers take dimensions away, so that new ones have room
@@ -286,7 +287,7 @@ Tensor index_put(const Tensor& x, std::span<const Tensor> at, const Tensor& valu
                  Caller line) {
   const CallSite site("index_put", line);
   TESSERA_EXPECT(!at.empty() && std::ssize(at) <= x.ndim(), "index_put: ", at.size(),
-                 " indices for ", x.shape());
+                 " indices are given for ", x.shape(), "; expected 1 to ", x.ndim());
   const int last = static_cast<int>(at.size()) - 1;
   const Tensor positions =
       merged_index("index_put", at, {x.shape().begin(), x.shape().begin() + at.size()});

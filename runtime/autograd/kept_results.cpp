@@ -41,7 +41,7 @@ bool KeptResults::take(Expensive kind, const char* name, std::initializer_list<T
                  "recompute: in backward the function's product or attention number ", next_ + 1,
                  " is ", text(name, operands), ", in forward it was ",
                  is_more ? "none" : text(operations_[next_].name, operations_[next_].inputs),
-                 "; it has to do the same each time, or keep nothing");
+                 "; the function must do the same each time, or keep nothing");
   Operation& first = operations_[next_++];
   for (std::size_t i = 0; i < first.results.size(); ++i) {
     Tensor x = graph_is_retained_ ? first.results[i].get() : first.results[i].extract();
@@ -70,7 +70,7 @@ void KeptResults::begin_second_run(bool graph_is_retained) noexcept {
 void KeptResults::expect_all_taken() const {
   TESSERA_EXPECT(next_ == operations_.size(), "recompute: in backward the function has ", next_,
                  " products and attentions, in forward it had ", operations_.size(),
-                 "; it has to do the same each time, or keep nothing");
+                 "; the function must do the same each time, or keep nothing");
 }
 
 }  // namespace tessera::autograd

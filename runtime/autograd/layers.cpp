@@ -146,8 +146,8 @@ Tensor rope(const Tensor& x, const RopeTables& tables, Caller at) {
 Tensor rope(Tensor x, const RopeTables& tables, std::int64_t heads, Caller at) {
   const CallSite site("rope", at);
   check_rope(x, tables);
-  TESSERA_EXPECT(heads >= 0 && heads <= x.size(2), "rope: ", heads, " of the ", x.size(2),
-                 " heads of ", x.shape(), "; expected at most all");
+  TESSERA_EXPECT(heads >= 0 && heads <= x.size(2), "rope: ", heads, " heads are to be turned, ",
+                 x.shape(), " has ", x.size(2), "; expected 0 to ", x.size(2));
   const Tensor y = rotate_first(x, tables, heads, false);
   return record("rope", {std::move(x)}, y, [tables, heads](const Tensor& g, Gradients& out) {
     out.set(0, rotate_first(g, tables, heads, true));

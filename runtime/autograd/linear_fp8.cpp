@@ -53,8 +53,8 @@ void check_fp8(const Tensor& rows, const Tensor& weight, bool wants_weight) {
   TESSERA_EXPECT(fits_fp8(weight.size(1), weight.size(0)), "linear_fp8: weight is ", weight.shape(),
                  "; 16 must divide both, or let the layer multiply in its own dtype");
   TESSERA_EXPECT(!wants_weight || fits_rows(rows.size(0)), "linear_fp8: x has ", rows.size(0),
-                 " rows, over which the weight's gradient is a sum; choose a batch and a length of "
-                 "which 16 divides the product");
+                 " rows, and the weight's gradient needs a multiple of 16; choose batch and length "
+                 "so that 16 divides their product");
 }
 
 struct SavedMatrix {
@@ -98,14 +98,15 @@ detail::Fp8Forms forms_of(const Tensor& x, const Tensor& rows, DType dtype, Fp8R
   TESSERA_EXPECT(
       !is_rounded(x) || (known && known->recipe == recipe), "linear_fp8: x is in 8 bits, ",
       known ? "of another recipe"
-            : "and its scales are in no SharedFp8Input around, or in one that has "
-              "rounded something else since, or it is a view of what was rounded",
+            : "but its scales are lost: no SharedFp8Input around has x itself as the last tensor "
+              "that it rounded",
       "; give the layer that makes x this recipe, and other layers a scope of their own");
   TESSERA_EXPECT(!is_rounded(x) || known->dtype == dtype, "linear_fp8: x was rounded from ",
                  known ? known->dtype : dtype, ", weight is of ", dtype, "; expected one dtype");
   if (known && known->serves(recipe, wants_transposed)) return known->forms;
   TESSERA_EXPECT(!is_rounded(x),
-                 "linear_fp8: x was rounded to 8 bits without gradients, and the weight wants one");
+                 "linear_fp8: x was rounded to 8 bits without gradients, but the weight needs one; "
+                 "round x with gradients on");
   const detail::Fp8Forms forms = detail::quantize(
       rows, e4m3, scaling_of_rows(recipe), wants_transposed ? Fp8Form::both : Fp8Form::plain);
   SharedFp8::keep(x, dtype, recipe, forms);
@@ -129,12 +130,12 @@ Tensor keep_rounded(const Source& x, const Shape& shape, DType dtype, Fp8Recipe 
 
 void autograd::expect_rounded(const char* name, const Tensor& like) {
   TESSERA_EXPECT(innermost_input() != nullptr, name,
-                 ": what is rounded to 8 bits needs a SharedFp8Input around it and the calls of "
-                 "linear_fp8 that read it");
+                 ": no SharedFp8Input is around the call; make one around it and the calls of "
+                 "linear_fp8 that read its result");
   TESSERA_EXPECT((like.dtype() == f32 || like.dtype() == bf16 || like.dtype() == f16) &&
                      like.ndim() > 0 && like.size(-1) % 16 == 0,
                  name, ": x is ", like.shape(), " of ", like.dtype(),
-                 "; rounded to 8 bits are f32, bf16 and f16, of a width that 16 divides");
+                 "; expected f32, bf16 or f16, of a width that 16 divides");
 }
 Tensor autograd::rounded_input(const detail::NormOf& x, const Shape& shape, Fp8Recipe recipe) {
   return keep_rounded(x, shape, x.x.dtype(), recipe);

@@ -48,8 +48,8 @@ Tensor matmul(const Tensor& a, const Tensor& b, Caller at) {
 
 Tensor outer(const Tensor& a, const Tensor& b, Caller at) {
   const CallSite site("outer", at);
-  TESSERA_EXPECT(a.ndim() == 1 && b.ndim() == 1, "outer: ", a.shape(), " and ", b.shape(),
-                 " are no vectors");
+  TESSERA_EXPECT(a.ndim() == 1 && b.ndim() == 1, "outer: the tensors are ", a.shape(), " and ",
+                 b.shape(), "; expected two vectors");
   return unsqueeze(a, 1) * b;
 }
 

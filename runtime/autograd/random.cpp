@@ -34,8 +34,8 @@ DropoutKey next_dropout_key(const Device& device) {
   StepMemory* const step = g_step_begin ? StepMemory::of(device) : nullptr;
   if (step) {
     TESSERA_EXPECT(state.seed == g_step_begin->seed && state.draws >= g_step_begin->draws,
-                   "captured step: it sets the seed of its own draws, which would be the same in "
-                   "every replay; set autograd::random_state().seed before the step");
+                   "captured step: the step sets its own seed, so every replay would draw the "
+                   "same; set autograd::random_state().seed before the step");
     const std::uint64_t draw = state.draws - g_step_begin->draws;
     const StepMemory::Value value = step->value_of(draw, sizeof key.number);
     std::memcpy(value.host, &key.number, sizeof key.number);

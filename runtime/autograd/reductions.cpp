@@ -139,7 +139,7 @@ namespace {
 
 void expect_elements(const char* name, const Shape& shape, unsigned mask) {
   TESSERA_EXPECT(count_of(shape, mask) > 0, name, ": ", shape,
-                 " has no element along what is gone over, and so none that is chosen");
+                 " has no element along the reduced dimensions, so none can be chosen");
 }
 
 Tensor shared_extreme(const char* name, Reduction op, const Tensor& x, const Dims& dims,
@@ -252,8 +252,8 @@ ValuesAndIndices topk(const Tensor& x, std::int64_t k, int dim, Order order, Cal
     return {squeeze(values), squeeze(indices)};
   }
   const int d = normalize_dim(dim, x.ndim());
-  TESSERA_EXPECT(k >= 0 && k <= x.shape()[d], "topk: ", k, " of the ", x.shape()[d],
-                 " elements along dimension ", d, " of ", x.shape());
+  TESSERA_EXPECT(k >= 0 && k <= x.shape()[d], "topk: k is ", k, ", expected 0 to ", x.shape()[d],
+                 ", the elements along dimension ", d, " of ", x.shape());
   const Tensor positions = raw::contiguous(raw::slice(raw::argsort(x, d, order), d, 0, k));
   return {gather(x, d, positions), positions};
 }

@@ -23,19 +23,19 @@ Saved::~Saved() {
 
 const Tensor& Saved::get() const {
   if (tensor_.defined() && tensor_.storage()->is_closed())
-    throw ContractError(concat("backward: a parameter of unit '", *tensor_.storage()->unit,
-                               "', of shape ", tensor_.shape(),
-                               ", is read while the unit is closed; use it in a call of its "
-                               "module, whose reads_parameters_in_backward() and "
-                               "set_unshard_in_backward say that backward reads it"));
+    throw ContractError(concat(
+        "backward: a parameter of unit '", *tensor_.storage()->unit, "', of shape ",
+        tensor_.shape(),
+        ", is read while the unit is closed; use it in a call of its module, and let "
+        "reads_parameters_in_backward() and set_unshard_in_backward say that backward reads it"));
   if (!tensor_.defined() || tensor_.storage()->version == version_) return tensor_;
   const Storage& storage = *tensor_.storage();
   if (storage.unit)
-    throw ContractError(concat("backward: unit '", *storage.unit,
-                               "' had its parameters updated since forward; go backward first"));
+    throw ContractError(concat("backward: the parameters of unit '", *storage.unit,
+                               "' were updated since forward; run backward first"));
   throw ContractError(concat("backward: a tensor of shape ", tensor_.shape(), " was written by '",
                              storage.last_writer,
-                             "' since forward; go backward first, or write to a copy"));
+                             "' since forward; run backward first, or write to a copy"));
 }
 
 Tensor Saved::extract() {

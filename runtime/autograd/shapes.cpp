@@ -127,7 +127,7 @@ Tensor diagonal(const Tensor& x, int offset, int dim0, int dim1, Caller at) {
 }
 std::vector<Tensor> split(const Tensor& x, std::int64_t size, int dim, Caller at) {
   const CallSite site("split", at);
-  TESSERA_EXPECT(size > 0, "split: pieces of ", size, "; expected at least 1");
+  TESSERA_EXPECT(size > 0, "split: the size of a piece is ", size, "; expected at least 1");
   const std::int64_t n = x.size(dim);
   if (n == 0) return {x};
   std::vector<Tensor> out;
@@ -184,7 +184,8 @@ Tensor repeat(const Tensor& x, const Shape& times, Caller at) {
   }
   Tensor y = reshape(x, shape);
   for (int d = shape.ndim() - 1, t = times.ndim() - 1; t >= 0; --d, --t) {
-    TESSERA_EXPECT(times[t] >= 0, "repeat: ", times[t], " times along dimension ", d);
+    TESSERA_EXPECT(times[t] >= 0, "repeat: ", times[t], " times along dimension ", d,
+                   "; expected 0 or more");
     if (times[t] == 1) continue;
     const Shape m = around(shape, d);
     const Tensor copies = expand(reshape(y, {m[0], 1, m[1] * m[2]}), {m[0], times[t], m[1] * m[2]});
@@ -227,8 +228,8 @@ Tensor pad(const Tensor& x, std::span<const std::int64_t> widths, double value, 
   for (std::size_t i = 0; i < widths.size(); i += 2) {
     const int d = x.ndim() - 1 - static_cast<int>(i / 2);
     shape[d] += widths[i] + widths[i + 1];
-    TESSERA_EXPECT(shape[d] >= 0, "pad: ", widths[i], " and ", widths[i + 1],
-                   " leave less than nothing of dimension ", d, " of ", x.shape());
+    TESSERA_EXPECT(shape[d] >= 0, "pad: widths ", widths[i], " and ", widths[i + 1],
+                   " cut off more than dimension ", d, " of ", x.shape(), " has; cut off less");
   }
   // What padded and unpadded have in common, seen in either: `sign` 1 for the padded one.
   const auto common = [w = std::vector<std::int64_t>(widths.begin(), widths.end())](

@@ -61,12 +61,11 @@ void detail::GivenSlices::take(const SliceRows& rows) {
 }
 
 void detail::GivenSlices::finish(const char* operation) {
-  TESSERA_EXPECT(all_ >= 0, operation, ": no slice was given");
+  TESSERA_EXPECT(all_ >= 0, operation, ": no slice was given; give each one before finish");
   TESSERA_EXPECT(next_ == chunk_, operation, ": the slice at ", next_, " of chunks of ", chunk_,
                  " is missing");
   TESSERA_EXPECT(!is_finished_, operation,
-                 ": finish was called before; make another for another "
-                 "result");
+                 ": finish was called before; make a new object for another result");
   is_finished_ = true;
 }
 

@@ -132,8 +132,9 @@ Strided layout_of(const DLTensor& t) {
 
 template <class Managed>
 Owned<Managed> to_dlpack(const Tensor& x, AccessMode mode) {
-  TESSERA_EXPECT(!x.requires_grad(),
-                 "to_dlpack: the tensor requires a gradient, which nobody else records; detach it");
+  TESSERA_EXPECT(
+      !x.requires_grad(),
+      "to_dlpack: the tensor requires a gradient, which no other library records; detach it");
   TESSERA_EXPECT(
       kVersioned<Managed> || mode == AccessMode::write,
       "to_dlpack: DLManagedTensor cannot say that memory is read-only; lend it to write, "
@@ -167,8 +168,9 @@ Tensor from_dlpack(Owned<Managed> managed, const Device& device) {
                    " of DLPack; ask the lender for ", kMajor, ".", kMinor);
     is_read_only = managed->flags & dlpack::kReadOnly;
   }
-  TESSERA_EXPECT(device.kind() == DeviceKind::cpu && device.runs_bodies(),
-                 "from_dlpack: the device is no CPU that runs; import there and copy");
+  TESSERA_EXPECT(
+      device.kind() == DeviceKind::cpu && device.runs_bodies(),
+      "from_dlpack: the device is not a CPU that runs operations; import on such a CPU and copy");
   if (managed->deleter == &Export<Managed>::end) {
     const Tensor& own = static_cast<const Export<Managed>*>(managed->manager_ctx)->tensor;
     if (own.device() == device) return is_read_only ? read_only_view(own) : whole_view(own);

@@ -10,15 +10,14 @@ namespace tessera::detail {
 // Throws: ContractError for a dtype that values are only stored in.
 inline void expect_computed(const char* name, DType dtype) {
   TESSERA_EXPECT(!is_storage_only(dtype), name, ": the tensor is ", dtype,
-                 ", in which values are stored and nothing is computed; cast it to f32 or bf16 "
-                 "first");
+                 ", which only stores values; cast it to f32 or bf16 first");
 }
 
 // Throws: ContractError for codes without their scales.
 inline void expect_values(const char* name, const Tensor& x) {
-  TESSERA_EXPECT(!x.storage()->are_codes, name, ": the tensor is what '", x.storage()->last_writer,
-                 "' has rounded to 8 bits for linear_fp8, which alone knows its scales; leave the "
-                 "recipe out where anything else reads it");
+  TESSERA_EXPECT(!x.storage()->are_codes, name, ": '", x.storage()->last_writer,
+                 "' has rounded the tensor to 8 bits for linear_fp8, and nothing else knows its "
+                 "scales; leave the recipe out where another operation reads the tensor");
 }
 
 inline void expect_operand(const char* name, const Tensor& x, bool may_be_stored) {

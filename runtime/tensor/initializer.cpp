@@ -53,9 +53,9 @@ Initializer Initializer::truncated_normal(double mean, double deviation, double 
   TESSERA_EXPECT(deviation > 0, "Initializer::truncated_normal: a deviation of ", deviation,
                  "; expected more than 0");
   const double share = below((high - mean) / deviation) - below((low - mean) / deviation);
-  TESSERA_EXPECT(share >= 0.01, "Initializer::truncated_normal: of values around ", mean, " with ",
-                 "a deviation of ", deviation, " a share of ", share, " lies within ", low, " and ",
-                 high, "; expected 0.01 or more");
+  TESSERA_EXPECT(share >= 0.01, "Initializer::truncated_normal: ", low, " to ", high,
+                 " holds a share of ", share, " of the values around ", mean,
+                 " with a deviation of ", deviation, "; expected 0.01 or more");
   return by_index([=](std::int64_t i, std::uint64_t key) {
     for (std::uint64_t attempt = 0;; ++attempt)
       if (const double x = mean + deviation * normal_at(key, i, attempt); low <= x && x <= high)

@@ -39,8 +39,9 @@ void expect_whole(const char* name, DType dtype, double least, double most) {
   const double end = whole_numbers(dtype), begin = dtype == boolean ? 0
                                                    : dtype == i32   ? -end - 1
                                                                     : -end;
-  TESSERA_EXPECT(least >= begin && most <= end, name, ": ", least, " to ", most, " is beyond what ",
-                 dtype, " counts, ", begin, " to ", end, "; give a wider dtype");
+  TESSERA_EXPECT(least >= begin && most <= end, name, ": ", least, " to ", most,
+                 " is beyond the range of ", dtype, ", ", begin, " to ", end,
+                 "; give a wider dtype");
 }
 
 Tensor steps(double first, double step, std::int64_t count, DType dtype, const Device& device) {
@@ -117,7 +118,8 @@ Tensor Tensor::uniform(const Shape& shape, double low, double high, std::uint64_
 void raw::uniform_into(const Tensor& out, double low, double high, std::uint64_t key,
                        std::int64_t first) {
   check_drawn("uniform_into", out);
-  TESSERA_EXPECT(low <= high, "uniform: [", low, ", ", high, ") holds no number");
+  TESSERA_EXPECT(low <= high, "uniform: [", low, ", ", high,
+                 ") holds no number; give the lower end first");
   if (out.numel() == 0 || out.device().is_meta()) return;
   detail::launch("uniform", out.device(), detail::table(out.device()).uniform,
                  kernels::UniformArgs{out.data(), key, first, out.numel(), low, high, out.dtype()},
@@ -185,7 +187,7 @@ Tensor randint(std::int64_t low, std::int64_t high, const Shape& shape, std::uin
 Tensor bernoulli(double p, const Shape& shape, std::uint64_t key, DType dtype, const Device& device,
                  Caller at) {
   const CallSite site("bernoulli", at);
-  TESSERA_EXPECT(p >= 0 && p <= 1, "bernoulli: a probability of ", p);
+  TESSERA_EXPECT(p >= 0 && p <= 1, "bernoulli: p is ", p, ", expected 0 to 1");
   return raw::cast(raw::binary(Binary::lt, fine_uniform(shape, key, device), p), dtype);
 }
 Tensor bernoulli(const Tensor& p, std::uint64_t key, Caller at) {
@@ -209,7 +211,8 @@ Tensor multinomial(const Tensor& weights, std::int64_t count, Replacement replac
                  "; expected floating rows");
   const std::int64_t n = weights.shape().back();
   TESSERA_EXPECT(count >= 0 && (replacement == Replacement::yes ? n > 0 : count <= n),
-                 "multinomial: ", count, " of ", n, " positions; draw with replacement");
+                 "multinomial: ", count, " draws from ", n,
+                 " positions; draw fewer, or with replacement");
   Shape shape = weights.shape();
   Tensor w = raw::cast(weights, f64);
   if (replacement == Replacement::yes) {  // a race for each draw

@@ -74,10 +74,10 @@ void Tensor::to_bytes(std::span<std::byte> out, Caller at) const {
   const CallSite site("to_bytes", at);
   TESSERA_EXPECT(!device().is_meta(),
                  "a tensor on meta has no values; materialize the model first");
-  TESSERA_EXPECT(out.size() == bytes_of(*this), "room for ", out.size(), " bytes is given, and ",
+  TESSERA_EXPECT(out.size() == bytes_of(*this), "there is room for ", out.size(), " bytes, but ",
                  shape(), " of ", dtype(), " has ", bytes_of(*this));
   TESSERA_EXPECT(device().runs_bodies(),
-                 "a value was read while planning, where none exists; pass a stand-in");
+                 "a value was read while planning, which has none; pass a stand-in");
   copy_to_host(out);
 }
 

@@ -8,7 +8,7 @@ namespace tessera::raw {
 
 Tensor permute(const Tensor& x, std::span<const int> order) {
   TESSERA_EXPECT(static_cast<int>(order.size()) == x.ndim(), "permute: ", order.size(),
-                 " dimensions given for shape ", x.shape());
+                 " dimensions are given for shape ", x.shape(), "; give each once");
   std::array<bool, kMaxDims> seen{};
   Shape shape, strides;
   for (const int o : order) {
@@ -56,8 +56,8 @@ Tensor expand(const Tensor& x, const Shape& requested) {
   for (int d = 0; d < shape.ndim(); ++d) {
     const int own = d - (shape.ndim() - x.ndim());
     if (shape[d] == -1 && own >= 0) shape[d] = x.shape()[own];
-    TESSERA_EXPECT(shape[d] >= 0, "expand: ", requested, " leaves a size open that ", x.shape(),
-                   " does not have");
+    TESSERA_EXPECT(shape[d] >= 0, "expand: -1 in ", requested, " stands for a dimension that ",
+                   x.shape(), " does not have; give its size");
   }
   TESSERA_EXPECT(broadcast(x.shape(), shape) == shape, "expand: ", x.shape(),
                  " does not broadcast to ", shape);
@@ -107,7 +107,8 @@ Tensor reshape(const Tensor& x, const Shape& requested) {
   std::int64_t known = 1;
   for (int d = 0; d < shape.ndim(); ++d) {
     if (shape[d] == -1) {
-      TESSERA_EXPECT(unknown < 0, "reshape: more than one -1 in ", requested);
+      TESSERA_EXPECT(unknown < 0, "reshape: more than one size of ", requested,
+                     " is -1; leave one open at most");
       unknown = d;
     } else {
       known = checked_mul(known, shape[d]);

@@ -273,5 +273,5 @@ TEST_CASE("losses refuse what does not fit, by name") {
   CHECK_THROWS_WITH(cross_entropy(x, targets, {.ignore_index = std::int64_t{1} << 40}),
                     Contains("ignore_index"));
   CHECK_THROWS_WITH(nll_loss(x, targets, {.label_smoothing = 0.1}),
-                    "nll_loss: label_smoothing is cross_entropy's alone");
+                    "nll_loss: only cross_entropy takes label_smoothing; leave it out");
 }

@@ -168,5 +168,5 @@ TEST_CASE("a body of one's own says that it does not run on a GPU") {
   const Tensor x = Tensor::zeros({2}, f32, queued_gpu());
   CHECK_THROWS_WITH(
       CustomOp("mine").map([](auto v) { return v; }, x),
-      Catch::Matchers::Contains("mine: input 0 lies on a GPU, and this body runs on the CPU"));
+      Catch::Matchers::Contains("mine: input 0 lies on a GPU, but this body runs on the CPU"));
 }

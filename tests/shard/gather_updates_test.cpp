@@ -191,8 +191,7 @@ TEST_CASE("an edit between a forward and its backward is an error") {
         return what;
       });
       for (const std::string& what : said)
-        CHECK_THAT(what,
-                   Contains("parameters updated") || Contains("written by 'Parameter::edit'"));
+        CHECK_THAT(what, Contains("updated") || Contains("written by 'Parameter::edit'"));
     }
 }
 
@@ -226,7 +225,7 @@ TEST_CASE("a unit that stayed open over an edit refuses the backward, too") {
       model.w.assign(raw::mul(model.w.shard(), 3));
       return thrown_by([&] { loss.backward(); });
     });
-    for (const std::string& what : said) CHECK_THAT(what, Contains("parameters updated"));
+    for (const std::string& what : said) CHECK_THAT(what, Contains("updated"));
   }
 }
 
@@ -325,6 +324,6 @@ TEST_CASE("a backward whose parameters were updated since its forward is an erro
           return what;
         });
         for (const std::string& what : said)
-          CHECK_THAT(what, Contains("updated") && Contains("go backward first"));
+          CHECK_THAT(what, Contains("updated") && Contains("backward first"));
       }
 }

@@ -126,5 +126,5 @@ TEST_CASE("places are drawn by their weights, with and without replacement") {
   near_share(ones, n, 0.25);
   CHECK(multinomial(weights, 0, Replacement::no, key).shape() == Shape{2, 0});
   CHECK_THROWS_WITH(multinomial(weights, 4, Replacement::no, key),
-                    Catch::Contains("draw with replacement"));
+                    Catch::Contains("draw fewer, or with replacement"));
 }

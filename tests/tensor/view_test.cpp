@@ -118,7 +118,7 @@ TEST_CASE("reshapes of nothing, of one element, and refusals") {
   CHECK(raw::reshape(one, {1, 1}).shape() == Shape{1, 1});
   CHECK_THROWS_WITH(raw::reshape(six, {4}), Catch::Contains("[6]") && Catch::Contains("[4]"));
   CHECK_THROWS_WITH(raw::reshape(six, {-1, 4}), Catch::Contains("does not fit"));
-  CHECK_THROWS_WITH(raw::reshape(six, {-1, -1}), Catch::Contains("more than one -1"));
+  CHECK_THROWS_WITH(raw::reshape(six, {-1, -1}), Catch::Contains("more than one size"));
   CHECK_THROWS_AS(raw::reshape(none, {-1, 0}), ContractError);
 }
 
