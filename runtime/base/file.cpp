@@ -288,8 +288,8 @@ void check_space(const std::string& path, std::int64_t bytes) {
   if (::statvfs(folder_of(target_of(path)).c_str(), &disk) != 0) return;  // check_writable says why
   const auto free = static_cast<double>(disk.f_bavail) * static_cast<double>(disk.f_frsize);
   if (free < static_cast<double>(bytes))
-    throw DataError(concat("'", path, "' needs ", bytes, " bytes, and where it lies ",
-                           static_cast<std::int64_t>(free), " are free; name another folder"));
+    throw DataError(concat("'", path, "' needs ", bytes, " bytes, and its disk has ",
+                           static_cast<std::int64_t>(free), " free; name another folder"));
 }
 
 std::string file_identity(const std::string& path) {

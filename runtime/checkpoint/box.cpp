@@ -22,13 +22,13 @@ std::string text_of_range(std::size_t d, std::int64_t begin, std::int64_t end) {
 // is no grid is cut into bands first.
 std::string fault_of_bands(const Sizes& whole, std::span<Box> boxes, std::size_t d) {
   if (d == whole.size())
-    return boxes.size() == 1 ? "" : concat("stands ", boxes.size(), " times in its files");
+    return boxes.size() == 1 ? "" : concat("is stored ", boxes.size(), " times in its files");
   std::ranges::sort(boxes, {}, [d](const Box& box) { return std::pair(box.begin[d], box.end(d)); });
   std::int64_t covered = 0;
   std::vector<Box> cut;  // what is left of boxes that reach beyond a band
   std::size_t next = 0;
   const auto hole = [&](std::int64_t end) {
-    return concat("lacks ", text_of_range(d, covered, end), ", which stand in none of its files");
+    return concat("lacks ", text_of_range(d, covered, end), ", which are in none of its files");
   };
   while (next < boxes.size() || !cut.empty()) {
     std::vector<Box> band = std::move(cut);
@@ -148,7 +148,7 @@ std::string fault_of_cover(const Sizes& whole, std::vector<Box> boxes) {
         return concat("has a box ", text_of(box.sizes), " at ", text_of(box.begin),
                       " outside of its shape ", text_of(whole));
   if (std::ranges::find(whole, 0) != whole.end())
-    return boxes.size() == 1 ? "" : concat("stands ", boxes.size(), " times in its files");
+    return boxes.size() == 1 ? "" : concat("is stored ", boxes.size(), " times in its files");
   if (is_swept(whole, boxes)) return "";
   return fault_of_bands(whole, boxes, 0);
 }

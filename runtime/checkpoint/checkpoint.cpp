@@ -105,7 +105,7 @@ std::vector<std::int64_t> steps_in(const std::string& folder) {
         step && Manifest::is_in(at->path().string()))
       steps.push_back(*step);
   if (error == std::errc::not_a_directory)
-    throw DataError(concat('\'', folder, "' is no folder; name one of checkpoints"));
+    throw DataError(concat('\'', folder, "' is no folder; name a folder of checkpoints"));
   if (error && error != std::errc::no_such_file_or_directory)
     throw DeviceError(concat('\'', folder, "' cannot be read: ", error.message()));
   std::ranges::sort(steps);
@@ -164,7 +164,7 @@ Checkpoint::Checkpoint(const std::string& folder, std::int64_t step)
     : Checkpoint(step_folder(folder, step)) {
   if (this->step() != step)
     throw DataError(concat("checkpoint '", path_, "' is of step ", this->step(),
-                           ", as its manifest says; give its folder that name"));
+                           " by its manifest; name its folder step-", this->step()));
 }
 Checkpoint::~Checkpoint() = default;
 Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
@@ -221,8 +221,8 @@ std::shared_ptr<const StateSource> Checkpoint::part(std::string_view name) const
     const std::string file = at->path().filename().string();
     if (file.ends_with(".safetensors") &&
         std::ranges::find(part.files, file, &Manifest::File::name) == part.files.end())
-      throw DataError(concat("checkpoint '", path_, "': its manifest does not name ", shown(file),
-                             " of part ", shown(name), "; take it out"));
+      throw DataError(concat("checkpoint '", path_, "' has file ", shown(file), " in part ",
+                             shown(name), ", which its manifest does not name; remove the file"));
   }
   return std::make_shared<PartSource>(
       WeightFiles(concat("part ", shown(name), " of '", path_, '\''),

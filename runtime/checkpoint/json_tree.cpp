@@ -42,7 +42,7 @@ class Builder final : public json::Reader {
 template <class T>
 const T& as(const JsonTree& tree, const std::string& what, const char* kind) {
   const T* const value = std::get_if<T>(&tree.value);
-  if (!value) throw DataError(concat(what, " has something else where ", kind, " stands"));
+  if (!value) throw DataError(concat(what, " has another value where ", kind, " is expected"));
   return *value;
 }
 

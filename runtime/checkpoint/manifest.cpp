@@ -31,7 +31,7 @@ Scalars scalars_of(const JsonTree& tree, const std::string& what) {
       scalars.emplace(name, *text);
     else
       throw DataError(
-          concat(what, " has a scalar ", shown(name), " that is no number and no text"));
+          concat(what, " has a scalar ", shown(name), " that is neither a number nor a text"));
   }
   return scalars;
 }
@@ -48,7 +48,7 @@ std::string json_of(const std::string& name, const Scalar& value) {
   if (const auto* const integer = std::get_if<std::int64_t>(&value)) return concat(*integer);
   const double number = std::get<double>(value);
   TESSERA_EXPECT(std::isfinite(number), "checkpoint: scalar ", shown(name), " is ", number,
-                 "; give what is finite");
+                 "; give a finite number");
   const std::string text = json::number(number);
   return text.find_first_of(".e") == text.npos ? text + ".0" : text;
 }
@@ -57,7 +57,7 @@ std::string json_of(const Scalars& scalars) {
   std::string out = "{";
   for (const auto& [name, value] : scalars) {
     TESSERA_EXPECT(is_utf8(name), "checkpoint: the name of scalar ", shown(name),
-                   " is not UTF-8; give it another");
+                   " is not UTF-8; give another name");
     out += concat(out.size() > 1 ? ", " : "", json::quote(name), ": ", json_of(name, value));
   }
   return out + '}';
@@ -79,8 +79,8 @@ Manifest Manifest::read(const std::string& folder) {
   const OpenFile file((std::filesystem::path(folder) / kName).string(), "manifest", Links::refused);
   const std::string what = concat("manifest '", file.path(), '\'');
   if (file.size_bytes() > kMostBytes)
-    throw DataError(concat(what, " has ", file.size_bytes(), " bytes, and at most ", kMostBytes,
-                           " are read; is it a checkpoint's?"));
+    throw DataError(concat(what, " has ", file.size_bytes(), " bytes, the most is ", kMostBytes,
+                           "; is it the manifest of a checkpoint?"));
   std::string text(static_cast<std::size_t>(file.size_bytes()), '\0');
   file.read(0, std::as_writable_bytes(std::span(text)));
   return parse(text, what);
@@ -88,7 +88,7 @@ Manifest Manifest::read(const std::string& folder) {
 
 Manifest Manifest::parse(std::string_view text, const std::string& what) {
   const auto changed = [&] {
-    throw DataError(concat(what, " is not as it was written; take another checkpoint"));
+    throw DataError(concat(what, " has changed since it was written; take another checkpoint"));
   };
   const std::size_t tail = kChecksum.size() + 16 + kEnd.size();
   std::uint64_t said = 0;
@@ -102,8 +102,8 @@ Manifest Manifest::parse(std::string_view text, const std::string& what) {
   const JsonTree tree = JsonTree::parse(text, what);
   const std::int64_t version = tree.member("tessera_checkpoint", what).integer(what);
   if (version != kVersion)
-    throw DataError(concat(what, " is of version ", version, ", and this program reads ", kVersion,
-                           "; take the program that wrote it, or a newer one"));
+    throw DataError(concat(what, " has version ", version, ", this program reads version ",
+                           kVersion, "; take the program that wrote it, or a newer one"));
   Manifest manifest;
   manifest.id = tree.member("id", what).text(what);
   manifest.step = tree.member("step", what).integer(what);

@@ -141,7 +141,7 @@ void NewFolder::commit() {
   int failed = ::renameat2(AT_FDCWD, hidden_.c_str(), AT_FDCWD, path_.c_str(), RENAME_NOREPLACE);
   if (failed != 0 && errno == EINVAL) failed = std::rename(hidden_.c_str(), path_.c_str());
   if (failed != 0 && (errno == EEXIST || errno == ENOTEMPTY))
-    throw DataError(concat('\'', path_, "' is there already, and stays; name another folder"));
+    throw DataError(concat('\'', path_, "' exists already and is kept; name another folder"));
   if (failed != 0) fail(path_, "could not be given its name");
   is_committed_ = true;
   sync_folder(folder_);

@@ -70,8 +70,9 @@ RankFile RankFile::of(const Part& part) {
   for (const PartTensor& tensor : part.tensors) add_boxes(file.boxes, tensor);
   std::set<std::string_view> names;
   for (OwnBox& box : file.boxes) {
-    TESSERA_EXPECT(names.insert(box.entry.name).second, "checkpoint::save: the name ",
-                   shown(box.entry.name), " stands twice in a part");
+    TESSERA_EXPECT(names.insert(box.entry.name).second,
+                   "checkpoint::save: two tensors of a part are called ", shown(box.entry.name),
+                   "; give each a name of its own");
     box.entry.begin_bytes = file.size_bytes;
     box.entry.size_bytes = checked_mul(
         static_cast<std::int64_t>(tessera::size_bytes(box.entry.dtype)), numel_of(box.entry.shape));

@@ -107,7 +107,7 @@ SafetensorsWriter::SafetensorsWriter(const std::string& path, std::vector<Safete
   for (SafetensorsEntry& entry : entries_) {
     TESSERA_EXPECT(names.insert(entry.name).second && entry.name != "__metadata__",
                    "SafetensorsWriter: the name ", shown(entry.name),
-                   " stands twice or is reserved");
+                   " is given twice or reserved; give each tensor a name of its own");
     entry.begin_bytes = offset;
     entry.size_bytes = static_cast<std::int64_t>(tessera::size_bytes(entry.dtype));
     for (const std::int64_t extent : entry.shape)
@@ -143,8 +143,8 @@ void SafetensorsWriter::write(std::string_view name, std::span<const std::byte> 
       current_ < entries_.size() ? shown(entries_[current_].name) : std::string("no more data"));
   const std::int64_t left = entries_[current_].size_bytes - written_bytes_;
   TESSERA_EXPECT(static_cast<std::int64_t>(chunk.size()) <= left,
-                 "SafetensorsWriter::write: ", chunk.size(), " bytes for ", shown(name),
-                 ", of which ", left, " are left");
+                 "SafetensorsWriter::write: ", chunk.size(), " bytes are given for ", shown(name),
+                 ", which lacks only ", left);
   file_->write(chunk);
   written_bytes_ += static_cast<std::int64_t>(chunk.size());
   if (written_bytes_ < entries_[current_].size_bytes) return;
@@ -158,7 +158,8 @@ void SafetensorsWriter::commit() {
                  "' is committed already");
   TESSERA_EXPECT(current_ == entries_.size(),
                  "SafetensorsWriter::commit: ", shown(entries_[current_].name), " has ",
-                 written_bytes_, " of its ", entries_[current_].size_bytes, " bytes");
+                 written_bytes_, " of its ", entries_[current_].size_bytes,
+                 " bytes; write the rest first");
   file_->commit();
 }
 

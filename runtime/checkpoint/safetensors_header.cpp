@@ -175,8 +175,7 @@ class HeaderReader final : public json::Reader {
         return;
       }
     }
-    fail(concat("has dtype ", shown(text),
-                ", of which not even the size is known; write it as F32 or BF16"));
+    fail(concat("has dtype ", shown(text), ", whose size is not known; write it as F32 or BF16"));
   }
 
   const std::string& file_;

@@ -48,8 +48,8 @@ void make_folder(const std::string& folder) {
 void expect_seen(const std::string& folder, const std::string& made) {
   struct stat there{};
   if (::stat(made.c_str(), &there) != 0)
-    throw DataError(concat('\'', folder, "' is another folder here than on rank 0, which made '",
-                           made, "' in it; name one that every rank has"));
+    throw DataError(concat('\'', folder, "' is another folder here than on rank 0: '", made,
+                           "' is not in it; name a folder that all ranks share"));
 }
 
 }  // namespace
@@ -93,7 +93,7 @@ Saving::Saving(const std::string& folder, std::int64_t step, const std::vector<P
     if (std::filesystem::exists(
             std::filesystem::symlink_status(step_folder(folder, step), ignored)))
       throw DataError(concat('\'', step_folder(folder, step),
-                             "' is there already, and stays; name another folder"));
+                             "' exists already and is kept; name another folder"));
     made_.emplace(folder, name, manifest_.id);
     for (const Part& part : parts)
       if (!std::filesystem::create_directory(hidden_ + '/' + part.name, ignored))
@@ -134,7 +134,7 @@ void Saving::commit() {
   try {
     keep_newest(folder_, options_.keep_latest, options_.loaded);
   } catch (const Error& error) {  // this one is saved
-    log(LogLevel::warning, concat("checkpoint: an older one stays: ", error.what()));
+    log(LogLevel::warning, concat("checkpoint: an older one could not be removed: ", error.what()));
   }
 }
 

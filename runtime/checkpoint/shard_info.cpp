@@ -49,14 +49,15 @@ ShardInfo parse_shard_info(const Metadata& metadata, const std::string& file) {
   for (const auto& [name, tensor] : own.member("tensors", where).members(where)) {
     const auto box = info.boxes.find(name);
     if (box == info.boxes.end())
-      throw DataError(concat(where, " names ", shown(name), ", and ", kSharding, " does not"));
+      throw DataError(concat(where, " names ", shown(name), ", but ", kSharding, " does not"));
     box->second.shape = tensor.member("shape", where).sizes(where);
     box->second.has_shape = box->second.has_checksums = true;
     std::string_view digits = tensor.member("checksums", where).text(where);
     for (; !digits.empty(); digits.remove_prefix(16)) {
       std::uint64_t checksum = 0;
       if (!read_hex(digits.substr(0, 16), checksum))
-        throw DataError(concat(where, " has a checksum of ", shown(name), " that is none"));
+        throw DataError(
+            concat(where, " has a checksum of ", shown(name), " that is not hexadecimal"));
       box->second.checksums.push_back(checksum);
     }
   }
@@ -93,12 +94,12 @@ ShardInfo shard_info_of(const SafetensorsReader& file, const WeightFile& meant,
         concat("'", meant.path, "' has another header than was saved; take another checkpoint"));
   ShardInfo info = parse_shard_info(file.metadata(), concat("safetensors file '", meant.path, "'"));
   if (!id.empty() && info.id != id)
-    throw DataError(concat("'", meant.path, "' is of the save ", shown(info.id),
-                           ", its manifest of ", shown(id), "; take another checkpoint"));
+    throw DataError(concat("'", meant.path, "' is of save ", shown(info.id),
+                           ", its manifest of save ", shown(id), "; take another checkpoint"));
   for (const auto& [name, box] : info.boxes)
     if (!file.find(name))
       throw DataError(concat("'", meant.path, "' has offsets of ", shown(name),
-                             ", and no such tensor; fetch the file again"));
+                             ", but no such tensor; fetch the file again"));
   return info;
 }
 
@@ -106,7 +107,8 @@ void check_piece(const SafetensorsReader& file, const SafetensorsEntry& entry, s
                  std::span<const std::byte> bytes, std::uint64_t checksum) {
   if (checksum_of(bytes.data(), bytes.size()) == checksum) return;
   throw DataError(concat("tensor ", shown(entry.name), " in '", file.path(),
-                         "' has other bytes than were saved, in those from ", index * kPieceBytes,
+                         "' has other bytes than were saved, somewhere from byte ",
+                         index * kPieceBytes,
                          " on; take another checkpoint, or fetch the file again"));
 }
 

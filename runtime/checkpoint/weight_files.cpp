@@ -85,7 +85,8 @@ void WeightFiles::State::add(const SafetensorsReader& file, const SafetensorsEnt
     if (own == info.boxes.end()) refuse("has no offsets in the file's DCP_SHARDING_INFO");
     const BoxInfo& said = own->second;
     if (said.begin.size() != shape.size() || (said.has_shape && said.shape.size() != shape.size()))
-      refuse("is ", text_of(entry.shape), ", and its box has another number of dimensions");
+      refuse("has the shape ", text_of(entry.shape),
+             ", but its box has another number of dimensions");
     box.box.begin = said.begin;
     for (std::size_t d = 0; d < shape.size(); ++d) {
       if (said.begin[d] > INT64_MAX - entry.shape[d]) refuse("begins beyond 64 bits");
@@ -104,13 +105,14 @@ void WeightFiles::State::add(const SafetensorsReader& file, const SafetensorsEnt
   } else {
     const SafetensorsReader& other = *held.boxes[0].file;
     if (info.boxes.empty())
-      throw DataError(concat("tensor ", shown(entry.name), " stands in '", other.path(),
-                             "' and in '", file.path(), "'; give the files of one model"));
+      throw DataError(concat("tensor ", shown(entry.name), " is in both '", other.path(), "' and '",
+                             file.path(), "'; give the files of one model"));
     if (held.dtype != entry.dtype || held.foreign != entry.foreign ||
         held.shape.size() != shape.size())
       refuse("is of another dtype or number of dimensions than in '", other.path(), '\'');
     if (own->second.has_shape && held.shape != shape)
-      refuse("is a box of ", text_of(shape), ", in '", other.path(), "' of ", text_of(held.shape));
+      refuse("is part of a tensor ", text_of(shape), ", in '", other.path(), "' of a tensor ",
+             text_of(held.shape));
     for (std::size_t d = 0; d < shape.size(); ++d)
       held.shape[d] = std::max(held.shape[d], shape[d]);
   }

@@ -19,15 +19,15 @@ SamplePlan::SamplePlan(std::int64_t size, const DataLoaderOptions& options)
                  "DataLoader: batch_size=", options.batch_size, ", workers=", options.workers,
                  ", prefetch=", options.prefetch, "; expected at least 1, 0 and 0");
   TESSERA_EXPECT(options.world > 0 && options.rank >= 0 && options.rank < options.world,
-                 "DataLoader: rank ", options.rank, " of ", options.world, " ranks");
+                 "DataLoader: rank is ", options.rank, ", expected 0 to ", options.world - 1);
   const std::int64_t global = checked_mul(options.batch_size, options.world);
   const std::int64_t rest = size % global;
   steps_ = options.last_batch == LastBatch::drop ? size / global : ceil_div(size, global);
   TESSERA_EXPECT(steps_ > 0, "DataLoader: ", size, " samples fill no batch of ", options.world,
-                 " x ", options.batch_size, "; take smaller ones, or do not drop the last");
+                 " x ", options.batch_size, "; take smaller batches, or keep the last one");
   TESSERA_EXPECT(options.last_batch != LastBatch::keep || rest == 0 || rest >= options.world,
                  "DataLoader: the last batch of an epoch has ", rest, " samples for ",
-                 options.world, " ranks; drop it or let it run on");
+                 options.world, " ranks; drop that batch, or let it run on");
 }
 
 std::vector<std::int64_t> SamplePlan::indices(std::int64_t step) const {

@@ -33,7 +33,7 @@ TokenFile::TokenFile(std::string path, std::int64_t vocab_size, Scan scan)
   TESSERA_EXPECT(vocab_size > 0, "TokenFile: vocab_size=", vocab_size, " must be positive");
   if (file_.size_bytes() % token_bytes_ != 0) {
     throw DataError(concat("token file '", file_.path(), "' has ", file_.size_bytes(),
-                           " bytes, an odd number; a *.bin file is 16-bit tokens"));
+                           " bytes, an odd number; a *.bin file holds tokens of 16 bits"));
   }
   const std::int64_t bad = scan == Scan::now ? find_bad(0, size_) : size_;
   std::int32_t id = 0;
@@ -42,8 +42,8 @@ TokenFile::TokenFile(std::string path, std::int64_t vocab_size, Scan scan)
 
 void TokenFile::expect_inside(const char* function, std::int64_t first, std::int64_t count) const {
   TESSERA_EXPECT(first >= 0 && first <= size_ && count >= 0 && count <= size_ - first,
-                 "TokenFile::", function, ": ", count, " tokens from ", first,
-                 " do not lie in the ", size_, " of '", path(), "'");
+                 "TokenFile::", function, ": ", count, " tokens from ", first, " are not in the ",
+                 size_, " of '", path(), "'");
 }
 
 std::int64_t TokenFile::find_bad(std::int64_t begin, std::int64_t end,
@@ -119,7 +119,7 @@ std::int64_t Permutation::operator[](std::int64_t position) const {
 std::int64_t sample_at(std::int64_t position, std::int64_t samples, SampleOrder order,
                        std::uint64_t seed) {
   TESSERA_EXPECT(position >= 0 && samples > 0, "sample_at: position=", position,
-                 " of samples=", samples);
+                 ", samples=", samples, "; expected at least 0 and at least 1");
   const std::int64_t within = position % samples;
   if (order == SampleOrder::sequential) return within;
   return Permutation(samples, seed, position / samples)[within];

@@ -216,12 +216,11 @@ void refuse_incomplete(const VariableSet& set, const EnvironmentLookup& lookup) 
   }
   if (!present) return;
   if (missing.starts_with("LOCAL_RANK"))
-    throw DataError(
-        concat("RANK=", lookup("RANK"), " is set but not ", missing,
-               ": it may count processes, and then LOCAL_RANK belongs to it, or nodes, as "
-               "Kubeflow has it, and then start torchrun --nnodes=",
-               lookup("WORLD_SIZE"), " --node_rank=", lookup("RANK"),
-               " on each; or unset RANK to run alone"));
+    throw DataError(concat("RANK=", lookup("RANK"), " is set but not ", missing,
+                           "; if RANK counts processes, set what is missing; if it counts nodes, "
+                           "as in Kubeflow, start torchrun --nnodes=",
+                           lookup("WORLD_SIZE"), " --node_rank=", lookup("RANK"),
+                           " on each; to run alone, unset RANK"));
   throw DataError(concat(present, "=", lookup(present), " is set but not ", missing,
                          ": this is not a whole ", name(set.launcher),
                          " environment; set what is missing, or unset ", present, " to run alone"));
@@ -240,10 +239,9 @@ LaunchEnvironment detect(const EnvironmentLookup& lookup) {
   LaunchEnvironment alone;
   for (const char* variable : {"SLURM_JOB_ID", "SLURM_JOBID", "SLURM_NTASKS", "SLURM_PROCID"}) {
     if (!find(lookup, variable)) continue;
-    alone.notice =
-        concat(variable, "=", lookup(variable),
-               " is a Slurm allocation without a step: running alone; start with srun or "
-               "mpirun for several processes");
+    alone.notice = concat(variable, "=", lookup(variable),
+                          " is a Slurm allocation without a step: this process runs alone; start "
+                          "several with srun or mpirun");
     break;
   }
   if (const char* index = find(lookup, "JOB_COMPLETION_INDEX"); index && alone.notice.empty())

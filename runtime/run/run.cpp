@@ -25,9 +25,8 @@ int parse_count(const char* flag, std::string_view text) {
   int value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size() || value < 1 || value > 4096)
-    throw DataError(concat(flag, ": '", text,
-                           "' is no number of at least 1 and at most 4096; write for example ",
-                           flag, " 2"));
+    throw DataError(
+        concat(flag, ": '", text, "' is no number from 1 to 4096; write for example ", flag, " 2"));
   return value;
 }
 

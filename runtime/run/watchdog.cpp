@@ -29,8 +29,8 @@ Watchdog::Watchdog(double timeout_seconds, std::function<int()> code)
     while (!state.changed.wait_for(lock, patience / 20, [&] { return state.ends; })) {
       const char* const what = Wait::overdue(patience);
       if (!what) continue;
-      log(LogLevel::error, concat(what, " for ", patience.count(),
-                                  " s in which nothing moved: a thread stands still"));
+      log(LogLevel::error,
+          concat(what, " for ", patience.count(), " s, and nothing moved: a thread hangs"));
       ::_exit(code());
     }
   });

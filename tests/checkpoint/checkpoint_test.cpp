@@ -269,7 +269,7 @@ TEST_CASE("a step that is there stays, and every rank hears of it", "[checkpoint
     save_at(at, 1, saved, world);
     return thrown_by<Error>([&] { save_at(at, 1, saved, world); });
   });
-  CHECK(has(heard[0], "step-1' is there already, and stays; name another folder"));
+  CHECK(has(heard[0], "step-1' exists already and is kept; name another folder"));
   CHECK(heard[1] == heard[0]);
   CHECK(heard[2] == heard[0]);
   CHECK(files_below(at).size() == 7);
@@ -306,8 +306,8 @@ TEST_CASE("a save that fails on one rank is the same error on all, and leaves no
            thrown_by<Error>([&] { checkpoint::save(at, 1, {}, {{"loss", std::nan("")}}, world); });
   });
   for (const std::string& said : heard) {
-    CHECK(
-        has(said, "checkpoint::save: the name 'model.embed_tokens.weight' stands twice in a part"));
+    CHECK(has(said,
+              "checkpoint::save: two tensors of a part are called 'model.embed_tokens.weight'"));
     CHECK(has(said, "checkpoint::save: 'model.embed_tokens.weight' is not finite"));
     CHECK(has(said, "scalar 'loss' is nan"));
   }
@@ -385,7 +385,8 @@ TEST_CASE("files that are not as they were written are refused", "[checkpoint]")
   CHECK(complaint(at, 1).empty());
   // What no manifest names.
   write_file_at(checkpoint::step_folder(at, 1) + "/model/zz.safetensors", "no");
-  CHECK(has(complaint(at, 1), "does not name 'zz.safetensors' of part 'model'"));
+  CHECK(has(complaint(at, 1),
+            "has file 'zz.safetensors' in part 'model', which its manifest does not name"));
 }
 
 TEST_CASE("scalars come back to the bit, and what no file can hold is refused", "[checkpoint]") {

@@ -158,7 +158,7 @@ TEST_CASE("of two programs that save one step at once one wins, and the other he
       const CallWatch watch(folder);
       const auto said = heard_of_save(folder, is_same || own == 0 ? 2 : 3, ranks[own]);
       int code = said[0].empty() ? 0 : 1;
-      if (code == 1 && said[0].find("step-2' is there already, and stays") == std::string::npos)
+      if (code == 1 && said[0].find("step-2' exists already and is kept") == std::string::npos)
         code = 2;
       for (const std::string& each : said)
         if (each != said[0]) code = 3;

@@ -284,7 +284,8 @@ TEST_CASE("a writer takes the entries in their order and at their size") {
   const std::byte bytes[8] = {};
   CHECK(has(fault_of([&] { writer.write("b", std::span(bytes).first(4)); }),
             "got 'b', expected 'a'"));
-  CHECK(has(fault_of([&] { writer.write("a", bytes); }), "8 bytes for 'a', of which 4 are left"));
+  CHECK(has(fault_of([&] { writer.write("a", bytes); }),
+            "8 bytes are given for 'a', which lacks only 4"));
   writer.write("a", std::span(bytes).first(4));
   writer.write("none", {});
   writer.write("b", std::span(bytes).first(4));

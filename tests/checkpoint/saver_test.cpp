@@ -242,7 +242,7 @@ TEST_CASE("what a Saver cannot save is one error on all ranks, and the next is s
   });
   for (const auto& said : heard) {
     CHECK(has(said[0], "is not finite, and nothing is saved"));
-    CHECK(has(said[1], "step-2' is there already"));
+    CHECK(has(said[1], "step-2' exists already"));
     CHECK(said[2] == "");
   }
   CHECK(strange(at, 2) == "");

@@ -168,9 +168,9 @@ TEST_CASE("a folder of checkpoints that not every rank sees is bad input", "[mpi
                   folder.path().string(), kMpirun);
   INFO(outcome.out << outcome.err);
   CHECK(outcome.exit_code == 2);
-  CHECK(has(outcome.err,
-            "checkpoint.folder: 'checkpoint' is another folder here than on rank 0, which made "));
-  CHECK(has(outcome.err, "in it; name one that every rank has\n"));
+  CHECK(
+      has(outcome.err, "checkpoint.folder: 'checkpoint' is another folder here than on rank 0: "));
+  CHECK(has(outcome.err, "is not in it; name a folder that all ranks share\n"));
   CHECK(std::filesystem::is_empty(here + "/checkpoint"));
   CHECK(std::filesystem::is_empty(there));
 }

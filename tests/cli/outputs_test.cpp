@@ -70,7 +70,7 @@ TEST_CASE("weights for which there is no room on the disk are refused before the
     INFO(outcome.err);
     CHECK(outcome.exit_code == 2);
     CHECK(has(outcome.err, "--save: 'a.safetensors' needs "));
-    CHECK(has(outcome.err, " are free; name another folder\n"));
+    CHECK(has(outcome.err, " free; name another folder\n"));
     CHECK(std::count(outcome.err.begin(), outcome.err.end(), '\n') == 1);
     CHECK(folder.entries() == 1);
   }

@@ -72,9 +72,8 @@ TEST_CASE("a Slurm allocation without a step gives one notice and runs alone") {
       folder.path().string());
   CHECK(outcome.exit_code == 0);
   CHECK(outcome.err ==
-        "tessera-train: notice: SLURM_JOB_ID=7 is a Slurm allocation without a step: running "
-        "alone; start with srun "
-        "or mpirun for several processes\n");
+        "tessera-train: notice: SLURM_JOB_ID=7 is a Slurm allocation without a step: this process "
+        "runs alone; start several with srun or mpirun\n");
   CHECK(folder.entries() == 1);  // a dry run writes nothing
 }
 

@@ -221,5 +221,6 @@ TEST_CASE("a checkpoint that does not fit is bad input, and stays") {
   std::string manifest = folder.read("checkpoint/step-6/manifest.json");
   manifest[40] ^= 1;
   folder.write("checkpoint/step-6/manifest.json", manifest);
-  CHECK(has(refused(goes), "manifest.json' is not as it was written; take another checkpoint"));
+  CHECK(has(refused(goes),
+            "manifest.json' has changed since it was written; take another checkpoint"));
 }
