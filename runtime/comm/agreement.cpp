@@ -30,7 +30,7 @@ std::string describe(const Published& p, int item) {
 std::string name_remedy(std::string_view a, std::string_view b) {
   const auto before = [](std::string_view name) { return name.substr(0, name.rfind(" (")); };
   if (a == b || (before(a) != before(b) && before(a) != b && a != before(b))) return "";
-  return "; what stands in parentheses comes of calls that all ranks make, or none";
+  return "; the part in parentheses comes from calls that all ranks must make, or none";
 }
 
 // Of ranks whose calls are alike, but come at different points of the order over all groups.
@@ -47,9 +47,8 @@ std::string remedies(const Call& a, int rank_a, const Call& b, int rank_b) {
       order_remedy(a.around, rank_a, b.around, rank_b), kRemedy, name_remedy(a.name, b.name),
       std::string_view(a.name) == b.name && (a.progress.steps != b.progress.steps ||
                                              a.progress.steps_of_each != b.progress.steps_of_each)
-          ? "; ranks differ in steps of the optimizer or the model, of which every rank "
-            "makes, sets "
-            "and loads the same"
+          ? "; the ranks differ in steps of an optimizer or of the model; every rank must make, "
+            "set and load the same steps"
           : "",
       backward_remedy(a.progress.backward_of, b.progress.backward_of));
 }
@@ -66,9 +65,10 @@ int first_difference(const Published& a, const Published& b) {
 std::string backward_remedy(std::uint64_t backward_of, std::uint64_t other) {
   if (backward_of == other) return "";
   return concat(
-      "; in forward every rank calls the same units; one that leaves out the backward of forward ",
+      "; in forward every rank must call the same units; a rank that leaves out the backward of "
+      "forward ",
       std::max(backward_of, other),
-      " says skip_backward(model), or skip_backward(loss), in its place, and all ranks set "
+      " must call skip_backward(model) or skip_backward(loss) instead; all ranks must set "
       "set_requires_gradient_sync and set_requires_all_reduce alike");
 }
 
@@ -136,10 +136,11 @@ void check_agreement(std::span<const Published* const> ranks, std::span<const in
 
 std::string describe_steps(std::string_view group, std::uint64_t steps, std::uint64_t other) {
   if (steps == other) return "";
-  return concat("the world has ended, and ranks of '", group, "' have made ",
-                std::min(steps, other), " and ", std::max(steps, other),
-                " steps of optimizers, one for each group of parameters; every rank makes the same "
-                "steps");
+  return concat(
+      "the world has ended after different numbers of steps: by groups of parameters, optimizers "
+      "of '",
+      group, "' have made ", std::min(steps, other), " on one rank and ", std::max(steps, other),
+      " on another; every rank must make the same steps");
 }
 
 std::string describe_late(const Recorders& recorders, int own, double timeout_s,
@@ -162,8 +163,9 @@ std::string describe_late(const Recorders& recorders, int own, double timeout_s,
       where += concat("; ", recorders[r]->position(names[r]));
     }
     return concat("call ", call.seq, ", ", call.to_string(), ", has taken ", timeout_s, " s",
-                  absent.empty() ? concat(": all ranks of this host have come, inside are ", inside)
-                                 : concat(": missing are ranks ", absent),
+                  absent.empty()
+                      ? concat(": all ranks of this host have come, and still inside are ", inside)
+                      : concat(": missing are ranks ", absent),
                   where);
   }
   return "";

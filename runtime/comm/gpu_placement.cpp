@@ -24,7 +24,7 @@ GpuPlacement place_ranks(int ranks, const WorldOptions& options) {
   std::int32_t devices = 0;
   expect_success(driver.count(&devices));
   if (devices < ranks) {
-    log(LogLevel::info, concat("cuda: ", ranks, " ranks share GPU 0, for there ",
+    log(LogLevel::info, concat("cuda: ", ranks, " ranks share GPU 0, because there ",
                                devices == 1 ? "is 1 GPU" : concat("are ", devices, " GPUs")));
     return {};
   }
@@ -40,9 +40,9 @@ GpuPlacement place_ranks(int ranks, const WorldOptions& options) {
       if (!reaches && pairs.empty()) pairs = concat("GPU ", reader, " can't read GPU ", peer);
     }
   log(LogLevel::info,
-      concat("cuda: rank r of ", ranks, " on GPU r; ",
+      concat("cuda: rank r of ", ranks, " is on GPU r; ",
              pairs.empty() ? "each reads its peers' memory"
-                           : concat(pairs, ": where that is so, sums are of copies")));
+                           : concat(pairs, "; where a GPU can't read another, sums use copies")));
   if (!pairs.empty()) placement.far = std::move(far);
   return placement;
 }

@@ -91,8 +91,8 @@ void check_order(const char* group, const Clock& known, StreamId stream,
       const Tick touched = access.use->touched[other];
       TESSERA_EXPECT(touched <= known[other], "Communicator::submit '", group, "': stream ",
                      name(stream), " writes memory that operation ", touched, " of stream ",
-                     name(other), " touches, and is ordered after ", known[other],
-                     " only; make it wait: stream.wait(other.record())");
+                     name(other), " touches, but waits only for operation ", known[other],
+                     "; make it wait: stream.wait(other.record())");
     }
   }
 }
@@ -114,14 +114,14 @@ std::int64_t ItemChecks::add(const Collective& c, std::size_t item) {
                      (c.kind != CollectiveKind::all_reduce &&
                       c.kind != CollectiveKind::reduce_scatter && c.kind != CollectiveKind::reduce),
                  where(), "nothing is computed in ", c.dtype, "; cast to f32 or bf16 first");
-  TESSERA_EXPECT(c.root >= 0 && c.root < size_, where(), "root is ", c.root, " of ", size_,
-                 " ranks");
-  TESSERA_EXPECT(c.target >= 0 && c.target < size_, where(), "target is ", c.target, " of ", size_,
-                 " ranks");
+  TESSERA_EXPECT(c.root >= 0 && c.root < size_, where(), "root is ", c.root, ", expected 0 to ",
+                 size_ - 1);
+  TESSERA_EXPECT(c.target >= 0 && c.target < size_, where(), "target is ", c.target,
+                 ", expected 0 to ", size_ - 1);
   TESSERA_EXPECT(c.kind != CollectiveKind::send_recv || is_staged ||
                      staging_.address() != StagingPlan::kDirect,
-                 where(), "a group has room for ", kMostSendRecvs, " of them, staged items of ",
-                 kStagedBytes, " bytes among them; split the group");
+                 where(), "a group has room for ", kMostSendRecvs,
+                 " send_recvs, of which it stages ", kStagedBytes, " bytes; split the group");
   const ItemSides sides(c, rank_, size_);
   if (c.count == 0) return 0;
   const auto& [bytes, send, recv] = sides;

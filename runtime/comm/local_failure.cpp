@@ -42,13 +42,13 @@ void LocalWorld::submitting(LocalGroup& group, LocalRole& role, int rank, std::u
 void LocalWorld::abort_for_ended(LocalGroup& group, const LocalRole& role, int ended, int peer) {
   FlightEntry missed;
   group.recorder(peer).find(group.recorder(ended).last_submitted() + 1, missed);
-  abort_signal_.abort(
-      concat("rank ", group.name_of(ended), " has ended after ",
-             role.cells[static_cast<std::size_t>(ended)].submitted, " calls on communicator '",
-             role.name, "', but rank ", group.name_of(peer), " submitted call ",
-             role.cells[static_cast<std::size_t>(peer)].submitted, " there, and first ",
-             missed.to_string(), "; every rank must submit the same collectives",
-             backward_remedy(missed.progress.backward_of)));
+  abort_signal_.abort(concat(
+      "rank ", group.name_of(ended), " has ended after ",
+      role.cells[static_cast<std::size_t>(ended)].submitted, " calls on communicator '", role.name,
+      "', but rank ", group.name_of(peer), " submitted call ",
+      role.cells[static_cast<std::size_t>(peer)].submitted, " there; the first that is missing is ",
+      missed.to_string(), "; every rank must submit the same collectives",
+      backward_remedy(missed.progress.backward_of)));
 }
 
 // Ranks that disagree on one communicator meet there and hear more; on two they never would.

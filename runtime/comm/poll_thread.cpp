@@ -14,7 +14,10 @@ namespace tessera::comm {
 
 PollThread::PollThread(std::vector<int> descriptors, std::function<void(int)> look)
     : look_(std::move(look)), stop_(eventfd(0, EFD_CLOEXEC)) {
-  if (stop_ < 0) throw DeviceError("World: the system has no file descriptor left for its watch");
+  if (stop_ < 0)
+    throw DeviceError(
+        "World: the system has no file descriptor left for the watch thread; raise the limit "
+        "(ulimit -n)");
   thread_ = Thread([this, d = std::move(descriptors)]() mutable { run(std::move(d)); });
 }
 

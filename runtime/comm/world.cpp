@@ -32,7 +32,7 @@ std::string_view name(WorldKind kind) {
 
 int threads_per_rank(const WorldOptions& options, int ranks) {
   TESSERA_EXPECT(options.threads >= 0, "WorldOptions: threads is ", options.threads,
-                 "; give 0 for as many as there are cores, or a number");
+                 "; give a number of threads, or 0 for one on each core");
   if (options.threads > 0) return options.threads;
   cpu_set_t mask;
   CPU_ZERO(&mask);

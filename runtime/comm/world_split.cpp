@@ -79,11 +79,10 @@ bool World::State::agree_on_split(std::string_view name, const GroupSeat& seat,
   for (std::size_t r = 0; r < ranks; ++r) {
     const Listed& list = all_lists[r];
     const std::int64_t times = given[{list.hash, list.size}];
-    TESSERA_EXPECT(
-        list.size == 0 || times == list.size, "World::split '", name, "': rank ", r,
-        " gives a group of ", list.size, " ranks, but ", times,
-        " of them give it; each of its ranks gives the same ranks in the same order, and "
-        "the same streams, and a DeviceMesh the same dimensions");
+    TESSERA_EXPECT(list.size == 0 || times == list.size, "World::split '", name, "': rank ", r,
+                   " gives a group of ", list.size, " ranks, but ", times,
+                   " of them give it; every rank of a group must give the same ranks in the same "
+                   "order, the same streams and, for a DeviceMesh, the same dimensions");
     is_new |= list.is_new != 0;
   }
   return is_new;

@@ -118,8 +118,8 @@ CollectiveBarrier::Marks& CollectiveBarrier::marks_of(int rank) {
   const std::lock_guard lock(abort_signal_.mutex_);
   const auto found = std::ranges::find_if(
       marks_, [rank](const Marks& marks) { return marks.rank == rank || marks.rank < 0; });
-  TESSERA_EXPECT(found != marks_.end(), "CollectiveBarrier: rank ", rank, " is one more than its ",
-                 size_);
+  TESSERA_EXPECT(found != marks_.end(), "CollectiveBarrier: rank ", rank,
+                 " comes to a barrier whose ", size_, " places are taken");
   if (found->rank < 0) found->rank = rank;  // later, peers read it without the lock
   return *found;
 }

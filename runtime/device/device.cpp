@@ -143,8 +143,8 @@ void DeviceContext::block(const Event& event) {
     }
     if (is_mutated(mutator_.get(), Mutation::Kind::forget_wait)) return;
     TESSERA_EXPECT(!is_capturing_,
-                   "captured step: the host waits for the device inside the step, to read a value "
-                   "perhaps; return the tensor and read it afterwards");
+                   "captured step: the host waits for the device inside the step, perhaps to read "
+                   "a value; return the tensor and read it afterwards");
     tell_observers(observers_, [&event](Observer& o) { o.blocked(event); });
     const auto start = std::chrono::steady_clock::now();
     if (!is_mutated(mutator_.get(), Mutation::Kind::drop_wait)) executor_->block(event);
@@ -227,8 +227,8 @@ void DeviceContext::remove_observer(Observer& observer) { std::erase(observers_,
 
 void DeviceContext::expect_reached(const Event& event, const char* function) const {
   TESSERA_EXPECT(event.tick <= clock(event.stream)[event.stream], function, ": event ", event.tick,
-                 " of stream ", name(event.stream), ", but rank ", rank_, " has submitted only ",
-                 clock(event.stream)[event.stream],
+                 " of stream ", name(event.stream), " is not of this device: rank ", rank_,
+                 " has submitted only ", clock(event.stream)[event.stream],
                  " operations there; events order work within one device, collectives between "
                  "ranks");
 }

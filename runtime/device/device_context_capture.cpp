@@ -21,7 +21,7 @@ Decisions& decisions() noexcept {
 // Without work in flight no stream has anything to wait for from before.
 void DeviceContext::begin_capture() {
   TESSERA_EXPECT(executor_->captures() && !is_capturing_,
-                 "begin_capture: this device keeps no work, or does so already");
+                 "begin_capture: this device can't capture, or already does");
   synchronize();
   executor_->begin_capture();
   is_capturing_ = true;

@@ -24,8 +24,9 @@ void check(const char* name, const Tensor& x, const RankGroup& group, Reads read
   TESSERA_EXPECT(x.device() == group.device() || (is_meta && reads == Reads::shape), name,
                  ": the tensor is on ", is_meta ? "meta" : "another device",
                  ", not on that of group '", group.name(), "'; make it on the group's device()");
-  TESSERA_EXPECT(!x.requires_grad(), name,
-                 ": the tensor requires a gradient, and this has no derivative; detach it");
+  TESSERA_EXPECT(
+      !x.requires_grad(), name,
+      ": the tensor requires a gradient, but the collective has no derivative; detach the tensor");
 }
 
 void check_parts(const char* name, const Tensor& x, const RankGroup& group) {
@@ -34,8 +35,8 @@ void check_parts(const char* name, const Tensor& x, const RankGroup& group) {
 }
 
 void check_rank(const char* name, const char* which, int rank, const RankGroup& group) {
-  TESSERA_EXPECT(rank >= 0 && rank < group.size(), name, ": ", which, " is ", rank, " of ",
-                 group.size(), " ranks of group '", group.name(), "'");
+  TESSERA_EXPECT(rank >= 0 && rank < group.size(), name, ": ", which, " is ", rank,
+                 ", expected 0 to ", group.size() - 1, ", the ranks of group '", group.name(), "'");
 }
 
 // A rank that does not send may have its tensor on meta; one that does not receive has no result.

@@ -101,8 +101,8 @@ DistributedTensor::DistributedTensor(const Tensor& local, const Shape& shape,
       mesh_(std::make_shared<const DeviceMesh>(mesh)),
       placements_(std::move(placements)) {
   TESSERA_EXPECT(local.shape() == spec_.local_shape(), "DistributedTensor: the local part is ",
-                 local.shape(), ", ", text_of(placements_), " of ", shape, " has ",
-                 spec_.local_shape(), " here");
+                 local.shape(), ", but ", text_of(placements_), " of ", shape, " gives this rank ",
+                 spec_.local_shape());
 }
 
 const DeviceMesh& DistributedTensor::mesh() const {
@@ -116,8 +116,9 @@ DistributedTensor DistributedTensor::redistribute(const Placements& placements) 
   const ShardSpec to = spec_of(shape(), mesh, placements);
   for (std::size_t d = 0; d < placements.size(); ++d)
     TESSERA_EXPECT(!is_partial(placements[d]) || placements[d] == placements_[d],
-                   "redistribute: from ", text_of(placements_), " to ", text_of(placements),
-                   "; nothing becomes partial, give Shard or Replicate");
+                   "redistribute: a tensor of ", text_of(placements_),
+                   " can't become partial as in ", text_of(placements),
+                   "; give Shard or Replicate");
   Tensor part = local_;
   for (std::size_t d = 0; d < placements.size(); ++d)
     if (const auto* const partial = std::get_if<Partial>(&placements_[d]);
@@ -162,8 +163,9 @@ std::ostream& operator<<(std::ostream& out, const DistributedTensor& tensor) {
 
 DistributedTensor distribute(const Tensor& tensor, const DeviceMesh& mesh,
                              const Placements& placements) {
-  TESSERA_EXPECT(std::ranges::none_of(placements, is_partial), "distribute: ", text_of(placements),
-                 "; nothing becomes partial, give Shard or Replicate");
+  TESSERA_EXPECT(std::ranges::none_of(placements, is_partial),
+                 "distribute: a tensor can't become partial as in ", text_of(placements),
+                 "; give Shard or Replicate");
   spec_of(tensor.shape(), mesh, placements);  // before anything is sent
   Tensor whole = tensor;
   for (std::size_t d = 0; d < placements.size(); ++d) {

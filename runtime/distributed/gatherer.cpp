@@ -26,9 +26,9 @@ void expect_same_steps(std::string_view function, const RankGroup& group, std::u
       comm::least_and_most({&group}, static_cast<double>(steps),
                            group.device().context().intern(concat("compare steps for ", function)));
   TESSERA_EXPECT(least == most, function,
-                 ": the numbers of optimizers' steps, over all parameters, come to ", steps,
-                 " here, on one rank to ", least, ", on another to ", most,
-                 "; every rank makes the same calls of step, set_steps and load");
+                 ": optimizers have made different numbers of steps, over all parameters ", steps,
+                 " here, ", least, " on one rank and ", most,
+                 " on another; every rank must make the same calls of step, set_steps and load");
 }
 
 void expect_same_values(std::string_view function, std::initializer_list<const RankGroup*> groups,
@@ -57,9 +57,8 @@ void expect_same_values(std::string_view function, std::initializer_list<const R
   if (are_alike(static_cast<double>(all >> 11))) return;
   for (std::size_t i = 0; i < tensors.size(); ++i)
     TESSERA_EXPECT(are_alike(numbers[i]), function, ": parameter '", tensors[i].first,
-                   "' lies in no unit, and has other values on other ranks, of which rank 0's "
-                   "alone would be kept; make them alike, or leave it out of the module and keep "
-                   "each rank's by itself");
+                   "' lies in no unit and has other values on other ranks, but only rank 0's would "
+                   "be kept; make the values alike, or leave the parameter out of the module");
 }
 
 Gatherer::Gatherer(const RankGroup& group, std::int64_t bytes, std::string_view purpose)

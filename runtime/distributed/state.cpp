@@ -23,13 +23,13 @@ const std::string kWholeLender = "for_each_full";
 const RankGroup& group_of(const std::string& name, const StateTensor& entry) {
   TESSERA_EXPECT(entry.spec.has_dim(), "for_each_full: '", name, "' has a spec along dimension ",
                  entry.spec.dim, " of ", entry.spec.shape, "; give what a state_dict has made");
-  TESSERA_EXPECT(entry.mesh != nullptr, "for_each_full: '", name, "' is rows of rank ",
+  TESSERA_EXPECT(entry.mesh != nullptr, "for_each_full: '", name, "' holds the rows of rank ",
                  entry.spec.rank, " of ", entry.spec.world,
-                 " without a mesh; give what a state_dict has made");
+                 " and has no mesh; give what a state_dict has made");
   const RankGroup& group = entry.mesh->shard_group();
   TESSERA_EXPECT(group.size() == entry.spec.world && group.rank() == entry.spec.rank,
-                 "for_each_full: '", name, "' is rows of rank ", entry.spec.rank, " of ",
-                 entry.spec.world, ", its mesh has rank ", group.rank(), " of ", group.size());
+                 "for_each_full: '", name, "' holds the rows of rank ", entry.spec.rank, " of ",
+                 entry.spec.world, ", but its mesh has rank ", group.rank(), " of ", group.size());
   TESSERA_EXPECT(entry.values.device().is_beside(group.device()), "for_each_full: '", name,
                  "' lies on another device than its mesh, as copies on the host do; give a view, "
                  "or copies with StateMemory::device");
@@ -201,7 +201,7 @@ LoadReport load_from_rank_0(const std::vector<StateTarget>& targets,
   double agreed[] = {found.refusal ? 1. : 0., static_cast<double>(found.text.size()), hash, -hash};
   group.max(agreed);
   TESSERA_EXPECT(agreed[2] == -agreed[3], "load: the ", holder.what,
-                 "s of the ranks differ in names, shapes or dtypes; build the same on each");
+                 "s of the ranks differ in names, shapes or dtypes; build the same on every rank");
   const auto text_bytes = static_cast<std::int64_t>(agreed[1]);
   std::int64_t largest = text_bytes + 4;
   for (const StateTarget& target : targets)

@@ -49,8 +49,9 @@ bool StepMemory::is_inside(const Device& device) {
 }
 
 StepMemory::Scope::Scope(StepMemory& step) : memory_(step.memory_) {
-  TESSERA_EXPECT(memory_.pool_in_use_ == &memory_.pool_,
-                 "captured step: inside of another one's function; capture the outer one alone");
+  TESSERA_EXPECT(
+      memory_.pool_in_use_ == &memory_.pool_,
+      "captured step: the step runs inside another captured step; capture the outer one alone");
   step.pool_->sort_free();
   before_ = std::exchange(memory_.pool_in_use_, step.pool_);
 }
@@ -64,9 +65,10 @@ StepMemory::Value StepMemory::value_of(std::uint64_t key, std::int64_t bytes) {
   auto found = offsets_.find(key);
   if (found == offsets_.end()) {
     TESSERA_EXPECT(context_.is_capturing(),
-                   "captured step: a replay has a value that the capture had not; capture it anew");
+                   "captured step: a replay has a value that the capture did not have; capture the "
+                   "step again");
     TESSERA_EXPECT(used_ + bytes <= kStructBytes,
-                   "captured step: the values that change from step to step have more than ",
+                   "captured step: the values that change from step to step take more than ",
                    kStructBytes, " bytes; split the step");
     found = offsets_.emplace(key, used_).first;
     used_ += round_up(bytes, kValueAlignment);

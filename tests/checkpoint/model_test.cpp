@@ -457,6 +457,6 @@ TEST_CASE("a parameter of no unit that differs by rank is told where rank 0's al
          return said;
        }))
     for (const std::string& message : said)
-      CHECK(message.find("parameter 'layers.1.weight' lies in no unit, and has other values") ==
+      CHECK(message.find("parameter 'layers.1.weight' lies in no unit and has other values") ==
             (differs ? message.find(": ") + 2 : std::string::npos));
 }

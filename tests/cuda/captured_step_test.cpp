@@ -122,7 +122,7 @@ TEST_CASE("what can't be captured is refused in one line, before it runs", "[thr
   CHECK(calls == 8);  // without its gain
   const CapturedStep::Function whole = [&](const std::vector<Tensor>& in) { return job.step(in); };
   CapturedStep inner(job.device, whole);
-  const std::string inside = "captured step: inside of another one's function";
+  const std::string inside = "captured step: the step runs inside another captured step";
   CHECK(refusal([&](const std::vector<Tensor>& in) { return inner(in); }).find(inside) == 0);
   CHECK(refusal([&](const std::vector<Tensor>& in) {
           return CapturedStep(job.device, whole)(in);

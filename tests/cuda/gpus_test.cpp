@@ -65,8 +65,8 @@ TEST_CASE("rank r is on GPU r where there are as many, and one line says so", "[
   for (const Case& c :
        {Case{2, 2, true, "cuda: rank r of 2 on GPU r; each reads its peers' memory"},
         Case{2, 4, false, "GPU 0 can't read GPU 1"},
-        Case{4, 2, true, "cuda: 4 ranks share GPU 0, for there are 2 GPUs"},
-        Case{2, 1, true, "cuda: 2 ranks share GPU 0, for there is 1 GPU"}}) {
+        Case{4, 2, true, "cuda: 4 ranks share GPU 0, because there are 2 GPUs"},
+        Case{2, 1, true, "cuda: 2 ranks share GPU 0, because there is 1 GPU"}}) {
     INFO(c.ranks << " ranks, " << c.gpus << " GPUs");
     const Gpus gpus(c.gpus, c.reach);
     const std::vector<std::string> lines = lines_of_world(c.ranks, on_gpu());

@@ -153,14 +153,16 @@ TEST_CASE("placements that cannot be are refused before anything is sent", "[dis
         "the mesh");
   CHECK(said({Replicate{}, Shard{2}}) ==
         "DistributedTensor: Shard(2) of a tensor [3, 2]; give one of its dimensions");
-  CHECK(said({Partial{}, Replicate{}}).starts_with("distribute: (Partial(sum), Replicate)"));
+  CHECK(said({Partial{}, Replicate{}})
+            .starts_with(
+                "distribute: a tensor can't become partial as in (Partial(sum), Replicate)"));
   CHECK(thrown_by([&] { DistributedTensor(t, {3, 2}, mesh, {Replicate{}, Shard{}}); }) ==
-        "DistributedTensor: the local part is [3, 2], (Replicate, Shard(0)) of [3, 2] has "
-        "[2, 2] here");
+        "DistributedTensor: the local part is [3, 2], but (Replicate, Shard(0)) of [3, 2] gives "
+        "this rank [2, 2]");
   CHECK(thrown_by([&] {
           DistributedTensor(t, {3, 2}, mesh, {Replicate{}, Replicate{}})
               .redistribute({Partial{}, Replicate{}});
-        }).find("nothing becomes partial") != std::string::npos);
+        }).find("can't become partial") != std::string::npos);
   CHECK(thrown_by([] { DistributedTensor().full(); }) == "an undefined DistributedTensor was used");
   nn::Linear whole(2, 3);
   whole.materialize(Device::cpu());

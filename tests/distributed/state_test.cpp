@@ -228,9 +228,9 @@ TEST_CASE("ranks whose models differ are told so when rank 0 sends", "[distribut
     return thrown_by([&] { model.load(StateDict(), {.from_rank_0 = &world}); });
   });
   for (const std::string& error : said)
-    CHECK(
-        error ==
-        "load: the models of the ranks differ in names, shapes or dtypes; build the same on each");
+    CHECK(error ==
+          "load: the models of the ranks differ in names, shapes or dtypes; build the same on "
+          "every rank");
 }
 
 TEST_CASE("a rank that does not take part in whole state is named in one line",
@@ -284,9 +284,10 @@ TEST_CASE("state of ranks that have made other numbers of steps is not put toget
          return said;
        }))
     for (const std::string& message : said)
-      CHECK_THAT(message, Catch::Contains("the numbers of optimizers' steps") &&
-                              Catch::Contains(
-                                  "every rank makes the same calls of step, set_steps and load"));
+      CHECK_THAT(
+          message,
+          Catch::Contains("optimizers have made different numbers of steps") &&
+              Catch::Contains("every rank must make the same calls of step, set_steps and load"));
 }
 
 TEST_CASE("rows on the host are not gathered on the device, and say so", "[distributed]") {
@@ -323,9 +324,9 @@ TEST_CASE("options of a state dict that say nothing together are refused", "[dis
           model.state_dict({.form = StateForm::view, .memory = StateMemory::host});
         }).starts_with("state_dict: views lie where the model is"));
   const StateDict rows{{"x", {Tensor::ones({1}, f32, Device::cpu()), ShardSpec{{2}, 2, 0}}}};
-  CHECK(
-      thrown_by([&] { for_each_full(rows, [](const auto&, const auto&) {}); }) ==
-      "for_each_full: 'x' is rows of rank 0 of 2 without a mesh; give what a state_dict has made");
+  CHECK(thrown_by([&] { for_each_full(rows, [](const auto&, const auto&) {}); }) ==
+        "for_each_full: 'x' holds the rows of rank 0 of 2 and has no mesh; give what a state_dict "
+        "has made");
 }
 
 TEST_CASE("a view of state is read, never written, and a lent tensor is not kept",

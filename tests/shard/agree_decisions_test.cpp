@@ -65,7 +65,8 @@ TEST_CASE("a decision of one rank alone is told to every rank, by the unit and w
       CHECK_THAT(
           heard,
           Contains(text) &&
-              Contains("; what stands in parentheses comes of calls that all ranks make, or none"));
+              Contains(
+                  "; the part in parentheses comes from calls that all ranks must make, or none"));
     for (const std::string& heard : heard_of(decide, true, trains)) CHECK(heard.empty());
   }
 }

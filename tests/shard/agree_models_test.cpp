@@ -60,7 +60,7 @@ TEST_CASE("a unit that one rank leaves out in forward is told to every rank, by 
   });
   for (const std::string& said : heard)
     CHECK_THAT(said, Contains("all_gather layers.1") &&
-                         Contains("in forward every rank calls the same units"));
+                         Contains("in forward every rank must call the same units"));
 }
 
 TEST_CASE("ranks that call different units of one size are told so by name", "[threads]") {

@@ -51,7 +51,8 @@ TEST_CASE("ranks that differ in what they reduce are told so on each of them", "
           message,
           Contains("rank 0 submitted '" + call + "' (") &&
               Contains("but rank 1 submitted '" + call + " (" + said + ")' (") &&
-              Contains("what stands in parentheses comes of calls that all ranks make, or none"));
+              Contains(
+                  "the part in parentheses comes from calls that all ranks must make, or none"));
     }
   }
 }

@@ -20,7 +20,7 @@ TEST_CASE("a step of the optimizer that one rank leaves out, or makes twice, is 
   for (const std::string& said : heard)
     CHECK_THAT(said, Contains("all_gather (root)") && Contains("steps: 2)") &&
                          Contains(concat("steps: ", 1 + odd_steps, ')')) &&
-                         Contains("; ranks differ in steps of the optimizer or the model"));
+                         Contains("; the ranks differ in steps of an optimizer or of the model"));
 }
 
 TEST_CASE("steps of two optimizers of one unit that each rank makes with another one are told",
@@ -36,7 +36,7 @@ TEST_CASE("steps of two optimizers of one unit that each rank makes with another
     }
   });
   for (const std::string& said : heard)
-    CHECK_THAT(said, Contains("; ranks differ in steps of the optimizer or the model"));
+    CHECK_THAT(said, Contains("; the ranks differ in steps of an optimizer or of the model"));
 }
 
 namespace {
@@ -83,8 +83,8 @@ TEST_CASE("a number of the step that one rank alone sets, loads or makes is told
   INFO(alone);
   for (const std::string& said : heard_after(alone))
     CHECK_THAT(said, Contains("steps: ") &&
-                         Contains("; ranks differ in steps of the optimizer or the model, of which "
-                                  "every rank makes, sets and loads the same"));
+                         Contains("; the ranks differ in steps of an optimizer or of the model; "
+                                  "every rank must make, set and load the same steps"));
 }
 
 TEST_CASE("a number of the step that one rank alone reads, or sets to what it is, is told to none",
@@ -109,7 +109,8 @@ TEST_CASE("a step that one rank alone makes behind the last collective fails the
       if (world.rank() == 1) optimizer.step();
     });
   };
-  CHECK_THROWS_WITH(run(), Contains("ranks of 'world' have made 3 and 6 steps of optimizers"));
+  CHECK_THROWS_WITH(run(),
+                    Contains("optimizers of 'world' have made 3 on one rank and 6 on another"));
 }
 
 TEST_CASE("a helper that one rank alone calls is told by its name") {
@@ -129,7 +130,7 @@ TEST_CASE("a step before the first backward that one rank alone makes is told to
          if (world.rank() == 0) optimizer.step();
          mean_square(models[0](x)).backward();
        }))
-    CHECK_THAT(said, Contains("ranks differ in steps"));
+    CHECK_THAT(said, Contains("the ranks differ in steps"));
 }
 
 TEST_CASE("matrices that one rank gives Muon in another order are told to every rank") {

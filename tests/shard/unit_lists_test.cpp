@@ -265,7 +265,7 @@ TEST_CASE("a module of a list that one rank leaves out is told before another un
     for (const std::string& said : heard)
       CHECK_THAT(said, Contains("'all_gather c (in a round of a, b)'") &&
                            Contains("'all_gather c'") &&
-                           Contains("comes of calls that all ranks make, or none"));
+                           Contains("comes from calls that all ranks must make, or none"));
   }
 }
 

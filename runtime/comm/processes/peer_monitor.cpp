@@ -70,9 +70,10 @@ void PeerMonitor::look_for_silence() {
         world_.is_at_end(r))
       continue;
     world_.abort_for_lost(
-        r, concat("rank ", world_.name_of(r), " shows no life for ", heartbeat_s_,
-                  " s: its process ", world_.segment(r).pid, " is stopped or starved; ",
-                  world_.position(r), "; a heartbeat timeout of 0 lets debuggers stop ranks"));
+        r,
+        concat("rank ", world_.name_of(r), " shows no life for ", heartbeat_s_, " s: its process ",
+               world_.segment(r).pid, " is stopped or starved; ", world_.position(r),
+               "; to stop ranks in a debugger, set the heartbeat timeout to 0"));
     return;
   }
 }

@@ -96,8 +96,9 @@ std::unique_ptr<Bootstrap> come_together(const ProcessSeat& seat) {
 
 World World::processes(const ProcessSeat& seat, const WorldOptions& options) {
   comm::expect_process_options("World::processes", options);
-  TESSERA_EXPECT(options.transport == Transport::automatic,
-                 "World::processes: sends no messages; leave transport on automatic");
+  TESSERA_EXPECT(
+      options.transport == Transport::automatic,
+      "World::processes: processes of one machine send no messages; leave transport on automatic");
   TESSERA_EXPECT(seat.size >= 1 && seat.rank >= 0 && seat.rank < seat.size,
                  "World::processes: rank ", seat.rank, " of ", seat.size,
                  "; give a rank from 0 to size - 1");

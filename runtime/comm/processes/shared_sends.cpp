@@ -27,8 +27,8 @@ void SharedSends::expect_readable(const char* group, std::span<const Collective>
     TESSERA_EXPECT(!is_direct || !is_read || c.count == 0 || c.kind == CollectiveKind::barrier ||
                        direct(c).mapping,
                    name(c.kind), " '", group, "', item ", i, ": send ", c.send,
-                   " does not lie in memory of World::allocate_symmetric, which is all that "
-                   "other processes can read");
+                   " is not in memory that other processes can read; allocate it by "
+                   "World::allocate_symmetric");
   }
 }
 

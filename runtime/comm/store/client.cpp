@@ -56,9 +56,9 @@ StoreClient::~StoreClient() {
   const std::vector<int> staying = server_->end("rank 0 has left", kParting);
   if (!staying.empty())
     log(LogLevel::warning,
-        concat("the store: rank 0 ends, and so does its store, although after ", kParting.count(),
-               " s there still ", staying.size() == 1 ? "is rank " : "are ranks ",
-               describe_ranks(staying)));
+        concat("the store: rank 0 ends its store after ", kParting.count(), " s, although ",
+               staying.size() == 1 ? "rank " : "ranks ", describe_ranks(staying),
+               staying.size() == 1 ? " has" : " have", " not left"));
 }
 
 bool StoreClient::wait_until_full(Clock::time_point deadline) {
@@ -72,7 +72,7 @@ bool StoreClient::wait_until_full(Clock::time_point deadline) {
   const std::optional<Message> missing = ask({.kind = MessageKind::missing}, Clock::now() + 2s);
   const std::lock_guard lock(mutex_);
   if (is_full_) return true;
-  throw CommError(concat("the store: rank ", rank_, " has waited long enough: ",
+  throw CommError(concat("the store: rank ", rank_, " has waited for its whole timeout: ",
                          missing ? missing->value : "the store does not say who never came",
                          "; start all ranks within the time"));
 }
@@ -121,7 +121,7 @@ void StoreClient::read() {
     if (error) return lose(error.message());
     silent_ = 0ms;
     in_.append(chunk_.data(), n);
-    if (!take_messages()) return lose("it sent what is no message");
+    if (!take_messages()) return lose("it sent something that is no message");
     read();
   });
 }
@@ -239,8 +239,8 @@ Message StoreClient::ask_for(std::string_view call, Message message, Clock::time
   const std::string key = message.key;
   const bool may_wait = message.kind == MessageKind::get;
   if (key.size() > kMostKeyBytes || message.value.size() > kMostValueBytes)
-    throw DataError(concat("the store: ", call, ": a key of ", key.size(), " bytes and a value of ",
-                           message.value.size(), "; they may have ", kMostKeyBytes, " and ",
+    throw DataError(concat("the store: ", call, ": the key has ", key.size(), " bytes, the value ",
+                           message.value.size(), "; expected at most ", kMostKeyBytes, " and ",
                            kMostValueBytes));
   const std::optional<Message> answer = ask(std::move(message), deadline);
   if (!answer)

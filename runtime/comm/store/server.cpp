@@ -42,7 +42,7 @@ void allow_descriptors(int ranks) {
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= needed) return;
   if (limit.rlim_max < needed)
     throw CommError(concat("the store of ", ranks, " ranks needs ", needed,
-                           " file descriptors on rank 0, and may have ", limit.rlim_max,
+                           " file descriptors on rank 0, the limit is ", limit.rlim_max,
                            "; raise the limit (ulimit -Hn)"));
   limit.rlim_cur = needed;
   ::setrlimit(RLIMIT_NOFILE, &limit);
@@ -89,8 +89,8 @@ tcp::acceptor listen_for(asio::io_context& context, const StoreAddress& job,
               ? concat("the store: MASTER_ADDR=", job.host, " was not found: ", addresses.failure)
               : concat("the store: MASTER_ADDR=", job.host, " is ",
                        addresses.found.front().to_string(),
-                       ", which is no address of this machine, and rank 0 is here; set it to an "
-                       "address of rank 0's machine"));
+                       ", which is no address of this machine, where rank 0 is; set it to an "
+                       "address of this machine"));
     std::this_thread::sleep_for(kAgain);
   }
 }

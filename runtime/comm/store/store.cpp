@@ -20,7 +20,7 @@ void check(const StoreAddress& job, int rank) {
   if (job.port < 1 || job.port > 65535)
     throw DataError(concat("the store: port ", job.port, " is not between 1 and 65535"));
   if (rank < 0 || rank >= job.world_size)
-    throw DataError(concat("the store: rank ", rank, " is none of ", job.world_size));
+    throw DataError(concat("the store: rank ", rank, " is not from 0 to ", job.world_size - 1));
 }
 
 }  // namespace

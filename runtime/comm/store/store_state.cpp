@@ -37,10 +37,10 @@ void StoreState::seat(Session session, const Message& hello) {
   const std::string who = hello.value.substr(0, kMostWho);
   if (hello.key != job_)
     return dismiss(session, MessageKind::refused,
-                   concat("this store is of another job: ", describe_job(job_)));
+                   concat("this store belongs to another job: ", describe_job(job_)));
   if (hello.number < 0 || hello.number >= static_cast<std::int64_t>(seats_.size()))
     return dismiss(session, MessageKind::refused,
-                   concat("rank ", hello.number, " is none of ", seats_.size()));
+                   concat("rank ", hello.number, " is not from 0 to ", seats_.size() - 1));
   if (is_ending_) return dismiss(session, MessageKind::later, "");
   const auto rank = static_cast<int>(hello.number);
   Seat& seat = seats_[static_cast<std::size_t>(rank)];
@@ -101,8 +101,9 @@ void StoreState::set(Session session, const Message& message, std::string value)
       found == values_.end() ? 0 : kKeyCosts + message.key.size() + found->second.size();
   const std::size_t after = held_bytes_ - before + kKeyCosts + message.key.size() + value.size();
   if (after > kMostHeldBytes)
-    return deny(session, message.id, false,
-                concat("the store holds ", held_bytes_, " bytes of ", kMostHeldBytes, " already"));
+    return deny(
+        session, message.id, false,
+        concat("the store has no room: it holds ", held_bytes_, " bytes of ", kMostHeldBytes));
   held_bytes_ = after;
   out_.send(session, {.kind = MessageKind::answer, .id = message.id, .number = message.number});
   if (const auto waiting = waiting_.extract(message.key))

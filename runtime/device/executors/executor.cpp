@@ -37,8 +37,8 @@ std::unique_ptr<Executor> make_executor(const ExecutorOptions& options,
   if (options.executor.make) return options.executor.make(options, observers);
   TESSERA_EXPECT(options.executor == ExecutorKind::virtual_ ||
                      (options.cost == CostModel{} && !options.run_bodies),
-                 "make_executor: a cost model or run_bodies for '", name(options.executor),
-                 "', where operations take the time they take; they are for 'virtual'");
+                 "make_executor: '", name(options.executor),
+                 "' takes no cost model and no run_bodies; only 'virtual' takes them");
   switch (options.executor.kind) {
     case ExecutorKind::threaded:
       return make_threaded(options, observers);
