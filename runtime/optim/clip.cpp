@@ -117,7 +117,7 @@ std::vector<GroupPart> checked_parts(const char* function, const std::vector<Par
   for (const GroupPart& part : parts)
     TESSERA_EXPECT(part.group->device == device, function, ": unit '", part.group->name,
                    "' has its gradients on another device than '", parts[0].group->name,
-                   "'; clip those of each device alone");
+                   "'; clip the gradients of each device alone");
   return parts;
 }
 

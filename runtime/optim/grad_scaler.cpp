@@ -123,9 +123,9 @@ void GradScaler::step(Optimizer& optimizer) {
 }
 
 void GradScaler::update() {
-  TESSERA_EXPECT(!was_reset() && !seen_.empty(),
-                 "GradScaler::update: no optimizer was unscaled since the last one; call step() "
-                 "before");
+  TESSERA_EXPECT(
+      !was_reset() && !seen_.empty(),
+      "GradScaler::update: no optimizer was unscaled since the last update(); call step() before");
   const OwnerGuard owner(state_.device(), "scalars");
   const auto agreed_of = [&](const Seen& seen) { return raw::moved(seen.agreed, state_.device()); };
   Tensor agreed = agreed_of(seen_[0]);

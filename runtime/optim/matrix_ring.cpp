@@ -96,9 +96,9 @@ void MatrixRing::agree(const MuonOptions& options) {
   }
   const auto [least, most] =
       comm::least_and_most({group()}, comm::number_of(all), "compare matrices of Muon");
-  TESSERA_EXPECT(least == most, "Muon: here ", matrices_.size(), " matrices in turns of ",
-                 options.turn_bytes, " bytes, of which the first are ", shown,
-                 ", on another rank others, or in another order; give every rank the same");
+  TESSERA_EXPECT(least == most, "Muon: the ranks have different matrices; this one has ",
+                 matrices_.size(), ", in turns of ", options.turn_bytes, " bytes, and begins with ",
+                 shown, ": give every rank the same, in the same order");
   is_agreed_ = true;
 }
 

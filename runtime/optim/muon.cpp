@@ -89,7 +89,8 @@ Muon::Muon(const std::vector<Parameter>& matrices, const std::vector<Parameter>&
                  options.ns_dtype, ", expected f32 or bf16");
   TESSERA_EXPECT(options.turn_bytes > 0, "Muon: turn_bytes is ", options.turn_bytes,
                  ", expected 1 or more");
-  TESSERA_EXPECT(!matrices.empty(), "Muon: no matrices given; AdamW alone updates the rest");
+  TESSERA_EXPECT(!matrices.empty(),
+                 "Muon: no matrices are given; use AdamW for a model without them");
   add_parameters(others);
   add_matrices(matrices);
 }
@@ -156,7 +157,8 @@ int Muon::owner_rank(const Parameter& matrix) const {
   const auto is_it = [&](const auto& one) { return one.parameter == matrix; };
   const auto found = std::ranges::find_if(own(), is_it);
   TESSERA_EXPECT(found != own().end() && found->kind == kMatrices, "Muon::owner_rank: parameter '",
-                 matrix.defined() ? matrix.name() : "", "' is none of its matrices");
+                 matrix.defined() ? matrix.name() : "",
+                 "' is not one of its matrices; ask for one that it was given");
   for (const auto& ring : rings_)
     if (const auto m = std::ranges::find_if(ring->matrices(), is_it); m != ring->matrices().end())
       return m->position.owner_rank;

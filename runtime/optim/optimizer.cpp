@@ -34,7 +34,7 @@ Optimizer::Optimizer(const std::vector<Parameter>& parameters, double lr, double
 
 Optimizer::Optimizer(double lr, const std::vector<Kind>& kinds)
     : lr_(lr), kinds_(kinds), log_(std::make_shared<UpdateLog>()) {
-  TESSERA_EXPECT(!kinds.empty(), "optimizer: has no kind of parameters");
+  TESSERA_EXPECT(!kinds.empty(), "optimizer: no kind of parameters is given");
   expect_rate("optimizer: lr", lr);
   for (const Kind& kind : kinds) {
     const Needs& needs = kind.needs;
@@ -46,9 +46,9 @@ Optimizer::Optimizer(double lr, const std::vector<Kind>& kinds)
     TESSERA_EXPECT(needs.scalar_bytes > 0 && needs.scalar_bytes % 4 == 0 &&
                        needs.scalar_bytes <= kernels::kMostScalarBytes &&
                        needs.scalar_bytes == kinds[0].needs.scalar_bytes,
-                   "optimizer: the scalars of a step are 4 to ", kernels::kMostScalarBytes,
-                   " bytes, whole words, as many for each kind of parameters, not ",
-                   needs.scalar_bytes);
+                   "optimizer: Needs::scalar_bytes is ", needs.scalar_bytes,
+                   "; expected a multiple of 4 up to ", kernels::kMostScalarBytes,
+                   ", the same for each kind of parameters");
   }
 }
 
@@ -224,7 +224,7 @@ void Optimizer::count_replays(StepMemory& step) {
     if (state.group->gradient.defined()) updated.push_back(state.group);
   }
   step.before_replay([this, updated, alive = std::weak_ptr(log_)] {
-    TESSERA_EXPECT(!alive.expired(), "captured step: its optimizer is gone; make the step anew");
+    TESSERA_EXPECT(!alive.expired(), "captured step: its optimizer is gone; make the step again");
     count_step();
     write_scalars(scalars_, log_->steps);
     for (const auto& group : updated) {
@@ -241,8 +241,8 @@ void Optimizer::step_if(const Tensor& condition) {
                  "step_if: the condition is ", condition.dtype(), " of ", condition.shape(),
                  ", expected one boolean");
   TESSERA_EXPECT(!StepMemory::is_inside(condition.device()),
-                 "captured step: step_if leaves it to the device whether a step counts, which "
-                 "replays can't; train in bf16, without a GradScaler");
+                 "captured step: step_if may leave a step out, and replays can't; train in bf16, "
+                 "without a GradScaler");
   update_all(condition);
 }
 
@@ -255,7 +255,7 @@ void Optimizer::update_all(const Tensor& given) {
     for (const Own& own : own_)
       TESSERA_EXPECT(own.offset < 0 || state_of(own.parameter)->is_set, "step: parameter '",
                      own.parameter.name(),
-                     "' has the zeros of its memory; call nn::init, load or assign on every rank");
+                     "' was never given values; call nn::init, load or assign on every rank");
   are_set_ = true;
   for (const GroupState& state : states_)
     if (!state.group->unreduced.empty())

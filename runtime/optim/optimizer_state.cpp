@@ -35,8 +35,7 @@ std::vector<std::pair<std::string, const Optimizer::Own*>> Optimizer::named(
     TESSERA_EXPECT(
         std::ranges::find(found, &own, [](const auto& f) { return f.second; }) != found.end(),
         "Optimizer::", function, ": parameter '", own.parameter.name(),
-        "' of the optimizer is none of the model's; give the module that holds all of "
-        "them");
+        "' of the optimizer is not in the model; give the module that holds all its parameters");
   return found;
 }
 

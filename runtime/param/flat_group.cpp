@@ -105,10 +105,10 @@ void FlatGroup::expect_reduced(const char* function, std::size_t first, std::siz
   for (std::size_t i = first; i < std::min(end, unreduced.size()); ++i) {
     if (!unreduced[i]) continue;
     const std::shared_ptr<ParameterState> p = trained(i).parameter.lock();
-    throw ContractError(
-        concat(function, ": unit '", name, "' has a gradient of parameter '", p ? p->name : "",
-               "' that backward was told not to reduce yet; go backward once more after "
-               "set_requires_gradient_sync(model, true), or drop it by zero_grad"));
+    throw ContractError(concat(
+        function, ": unit '", name, "' has a gradient of parameter '", p ? p->name : "",
+        "' that was not reduced yet, as set_requires_gradient_sync says; run backward once more "
+        "after set_requires_gradient_sync(model, true), or drop the gradient by zero_grad"));
   }
 }
 

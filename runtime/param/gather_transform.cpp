@@ -10,8 +10,8 @@ class GatherInE4m3 final : public GatherTransform {
   const char* name() const noexcept override { return "e4m3 by row"; }
   std::vector<Part> parts(const ShardSpec& spec) const override {
     TESSERA_EXPECT(spec.shape.ndim() >= 2, "gather_in_e4m3: a row of ", spec.shape,
-                   " is one element, whose scale takes more than the element; give it to "
-                   "parameters of two dimensions and more");
+                   " is one element, whose scale takes more bytes than the element; use it on "
+                   "parameters of two dimensions or more");
     return {{e4m3, spec.chunk_numel()}, {f32, spec.chunk_rows()}};
   }
   void encode(std::span<const Tensor> parts, const Tensor& chunk) const override {

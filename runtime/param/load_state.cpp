@@ -103,8 +103,9 @@ std::vector<std::string> StateMatching::find_parts(const StateTarget& target) {
     found.push_back(name);
   }
   if (!found.empty() && !missing.empty())
-    source_.refuse(concat(source_.what(), " holds '", found[0], "' without '", missing,
-                          "', and the ", holder_.what, " has both in '", target.names[0], '\''));
+    source_.refuse(concat(source_.what(), " holds '", found[0], "' but not '", missing,
+                          "', and the ", holder_.what, " joins both in '", target.names[0],
+                          "'; give a file of both"));
   return found;
 }
 
@@ -118,7 +119,7 @@ void StateMatching::check(const StateTarget& target, const std::string& name,
                     (target.dtype == dtype || (is_floating(target.dtype) && is_floating(dtype)));
   const std::string own = foreign.empty() ? concat(dtype) : foreign;
   if (!fits && target.kind == "parameter")
-    refuse("of ", own, ", and weights are floating; convert it when the file is written");
+    refuse("of ", own, ", but weights are floating; convert it when the file is written");
   if (!fits)
     refuse("of ", own, ", the ", target.kind, " is of ", target.dtype, "; convert it first");
   std::vector<std::int64_t> expected(own_shape.begin(), own_shape.end());
@@ -226,10 +227,10 @@ std::string DictSource::fault(std::string_view name, const ShardSpec& spec) cons
   if (own.world == spec.world && own.rank == spec.rank) {
     if (own.block_rows == spec.block_rows && own.extra_from == spec.extra_from) return "";
     return concat("cut by blocks of ", own.block_rows, " rows, the model's by ", spec.block_rows,
-                  " (0: evenly), or dealt out from another rank; load whole tensors, or a file, "
-                  "into other blocks of rows");
+                  " (0 means evenly), or dealt from another rank on; load whole tensors or a file "
+                  "into other blocks");
   }
-  return concat("the rows of rank ", own.rank, " of ", own.world, ", and this is rank ", spec.rank,
+  return concat("the rows of rank ", own.rank, " of ", own.world, ", but this is rank ", spec.rank,
                 " of ", spec.world, "; load whole tensors, or a file, on another number of ranks");
 }
 

@@ -57,12 +57,11 @@ void Parameter::set_initializer(Initializer how) const {
 }
 
 Tensor Parameter::value() const {
-  TESSERA_EXPECT(!state_of(*this)->is_streamed, "parameter '", state_->name, "' of unit '",
-                 *state_->unit,
-                 "' is streamed: it is there one slice at a time, from the root's first call, "
-                 "root.call([&] { ... }), on; and only the modules that stream it can use it, by "
-                 "for_each_slice",
-                 state_->streaming_modules());
+  TESSERA_EXPECT(
+      !state_of(*this)->is_streamed, "parameter '", state_->name, "' of unit '", *state_->unit,
+      "' is streamed, so only one slice of it is there at a time; call the root first, "
+      "root.call([&] { ... }), and use the parameter by for_each_slice in a module that streams it",
+      state_->streaming_modules());
   return value_of(state_);
 }
 
@@ -73,9 +72,10 @@ Tensor value_of(const std::shared_ptr<ParameterState>& state) {
                  "' was used while the unit is closed; use it inside a call of the module that "
                  "fully_shard was given: module.call([&] { ... })",
                  state->names > 1 ? ", or make one unit around all modules that share it" : "");
-  TESSERA_EXPECT(!state->unit || state->window->version == state->group->version, "parameter '",
-                 state->name, "' of unit '", *state->unit,
-                 "' was updated since the unit was opened; outside of calls, call unshard again");
+  TESSERA_EXPECT(
+      !state->unit || state->window->version == state->group->version, "parameter '", state->name,
+      "' of unit '", *state->unit,
+      "' was updated since the unit was opened; call unshard again, or use it in a call");
   if (!state->unit && !state->group->is_laid_out) state->group->lay_out_gradient();
   if (state->ready) state->window->device.compute().wait(*state->ready);
   if (!state->trainable) return view_of(state);
@@ -101,9 +101,9 @@ void Parameter::set_dtype(DType dtype) const {
   TESSERA_EXPECT(is_floating(dtype) && dtype != f64, "set_dtype: ", state_->called(), " in ", dtype,
                  "; expected f32, bf16, f16, e4m3 or e5m2");
   TESSERA_EXPECT(dtype == f32 || !state_->transform, "set_dtype: ", state_->called(),
-                 " has a gather transform, which is given values of f32; leave one of the two out");
+                 " has a gather transform, which takes f32 only; leave one of the two out");
   TESSERA_EXPECT(dtype == f32 || !trainable(), "set_dtype: ", state_->called(),
-                 " is trainable, and what is trained is stored in f32; freeze it first");
+                 " is trainable, and trained parameters are stored in f32; freeze it first");
   state_->dtype = dtype;
 }
 
@@ -123,14 +123,15 @@ void Parameter::set_gather_transform(std::shared_ptr<const GatherTransform> tran
   TESSERA_EXPECT(!state_of(*this)->group, "set_gather_transform: ", state_->called(),
                  " has memory; call it before materialize");
   TESSERA_EXPECT(!transform || state_->dtype == f32, "set_gather_transform: ", state_->called(),
-                 " is stored in ", state_->dtype, " and gathered as it is; store it in f32");
+                 " is stored in ", state_->dtype,
+                 ", and a transform takes f32 only; store it in f32");
   TESSERA_EXPECT(!transform || state_->block_rows == 0,
                  "set_gather_transform: ", state_->described(), " is sharded by blocks of ",
                  state_->block_rows,
-                 " rows, and transforms by even ones; leave one of the two out");
+                 " rows, but a transform needs even shards; leave one of the two out");
   TESSERA_EXPECT(!transform || spec().dim == 0, "set_gather_transform: ", state_->described(),
                  " is sharded along dimension ", spec().dim,
-                 ", and transforms along rows; leave one of the two out");
+                 ", but a transform needs rows; leave one of the two out");
   TESSERA_EXPECT(!transform || !transform->parts(spec()).empty(), "set_gather_transform: '",
                  transform->name(), "' has no parts for ", state_->described(),
                  "; give at least one array that travels");
@@ -207,11 +208,11 @@ void Parameter::set_trainable(bool trainable) const {
   if (this->trainable() == trainable) return;
   TESSERA_EXPECT(!autograd::in_backward() && !autograd::in_call(), "set_trainable: parameter '",
                  state_->name,
-                 "' is frozen or thawed between steps, outside of calls and backward");
+                 "' can't be frozen or thawed in a call or a backward pass; do it between steps");
   TESSERA_EXPECT(
       !trainable || state_->dtype == f32, "set_trainable: ", state_->called(), " is stored in ",
       state_->dtype,
-      ", and what is trained is stored in f32; give it set_dtype(f32) before materialize");
+      ", but trained parameters are stored in f32; call set_dtype(f32) before materialize");
   if (state_->group) state_->drop_gradient();  // also what has come while it was frozen
   state_->trainable = trainable;
   ++decisions().count;

@@ -26,9 +26,9 @@ std::string ParameterState::described() const {
 
 autograd::GradientSink ParameterState::sink() {
   const int i = flat_entry().trainable;
-  TESSERA_EXPECT(i >= 0 && sinks, "backward: parameter '", name,
-                 "' was frozen, thawed or sharded since the forward that used it; go backward "
-                 "before");
+  TESSERA_EXPECT(
+      i >= 0 && sinks, "backward: parameter '", name,
+      "' was frozen, thawed or sharded since the forward that used it; run backward before that");
   return sinks->sink(i);
 }
 Tensor ParameterState::gradient() const {
@@ -44,7 +44,7 @@ void ParameterState::clear() {
 std::uint64_t ParameterState::version() const { return group->version; }
 void ParameterState::expect_version(std::uint64_t forward) const {
   TESSERA_EXPECT(version() == forward, "backward: parameter '", name,
-                 "' was updated after the forward that is recomputed; go backward first");
+                 "' was updated after the forward that is recomputed; run backward first");
 }
 void ParameterState::on_last_contribution() {
   if (sinks) sinks->on_last_contribution(flat_entry().trainable);

@@ -62,7 +62,7 @@ class RenamedSource final : public StateSource {
       if (!fits[i]) idle += concat(idle.empty() ? "'" : ", '", rules[i].pattern, '\'');
     TESSERA_EXPECT(idle.empty(), "load: no name in ", source_->what(), " fits ", idle,
                    " of LoadOptions::rename",
-                   names.empty() ? "" : concat("; one is '", names.front(), '\''));
+                   names.empty() ? "" : concat("; one name is '", names.front(), '\''));
   }
 
   const std::string& what() const noexcept override { return source_->what(); }
@@ -104,9 +104,10 @@ std::shared_ptr<const StateSource> renamed(std::shared_ptr<const StateSource> so
                                            const LoadOptions& options) {
   if (options.rename.empty()) return source;
   for (const auto& [pattern, replacement] : options.rename)
-    TESSERA_EXPECT(std::ranges::count(pattern, '*') == std::ranges::count(replacement, '*'),
-                   "load: rename '", pattern, "' to '", replacement,
-                   "'; give both sides as many *, each of which stands for the same text");
+    TESSERA_EXPECT(
+        std::ranges::count(pattern, '*') == std::ranges::count(replacement, '*'), "load: rename '",
+        pattern, "' to '", replacement,
+        "'; give both sides the same number of *, each of which stands for the same text");
   return std::make_shared<RenamedSource>(std::move(source), options.rename);
 }
 

@@ -193,8 +193,8 @@ TEST_CASE("a file with some parts of a parameter is refused, and so is another f
   };
   CHECK(refusal(folder / "model", fused).empty());
   CHECK(has(verdict(without({"k_proj"})),
-            "holds '" + attention + "q_proj.weight' without '" + attention +
-                "k_proj.weight', and the model has both in '" + attention + "qkv_proj.weight'"));
+            "holds '" + attention + "q_proj.weight' but not '" + attention +
+                "k_proj.weight', and the model joins both in '" + attention + "qkv_proj.weight'"));
   CHECK(has(verdict(without({"q_proj", "k_proj", "v_proj"})),
             "has no tensor '" + attention + "qkv_proj.weight'"));
   CHECK(has(verdict([&](auto& e) { entry_of(e, attention + "v_proj.weight").shape = {6, 5}; }),
@@ -332,7 +332,7 @@ TEST_CASE("a file that does not fit is named, with the parameter", "[checkpoint]
   CHECK(has(verdict([](auto& e) { entry_of(e, "model.norm.weight").shape = {2, 3}; }),
             "is [2, 3] of f32, the model has [6]"));
   CHECK(has(verdict([](auto& e) { entry_of(e, "model.norm.weight").dtype = i32; }),
-            "is of i32, and weights are floating; convert it"));
+            "is of i32, but weights are floating; convert it"));
 }
 
 TEST_CASE("a tied parameter may stand under each of its names, with the same bytes",

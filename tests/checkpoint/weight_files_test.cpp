@@ -206,7 +206,7 @@ TEST_CASE("a dtype that none of ours is may stand in a file, but not be loaded",
     CHECK(report.unexpected.empty());
     CHECK(report.missing == std::vector<std::string>{"w"});
     CHECK_THROWS_WITH(module.load(weight), Catch::Contains(std::string("is of ") + dtype +
-                                                           ", and weights are floating"));
+                                                           ", but weights are floating"));
   }
 }
 

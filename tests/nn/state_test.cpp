@@ -124,14 +124,14 @@ TEST_CASE("what does not fit is named in one line, and nothing changes", "[nn]")
       {"holds 'table', which the model does not have", [&](StateDict& s) { s["table"] = two; }},
       {"tensor 'up.bias' in the state dict is [2] of f32, the model has [3]",
        [&](StateDict& s) { s["up.bias"] = two; }},
-      {"tensor 'up.weight' in the state dict is of i32, and weights are floating",
+      {"tensor 'up.weight' in the state dict is of i32, but weights are floating",
        [&](StateDict& s) { s["up.weight"] = Tensor::ones({3, 2}, i32, device); }},
       {"tensor 'count' in the state dict is of f32, the buffer is of i64",
        [&](StateDict& s) { s["count"] = Tensor::ones({}, f32, device); }},
       {"'up.weight' in the state dict is on meta",
        [](StateDict& s) { s["up.weight"] = Tensor::ones({3, 2}, f32, Device::meta()); }},
       {"holds 'up.weight' without a tensor", [](StateDict& s) { s["up.weight"] = {}; }},
-      {"is the rows of rank 1 of 2, and this is rank 0 of 1",
+      {"is the rows of rank 1 of 2, but this is rank 0 of 1",
        [&](StateDict& s) {
          s["up.weight"] = {Tensor::ones({1, 2}, f32, device), ShardSpec{{3, 2}, 2, 1}};
        }},
@@ -163,10 +163,10 @@ TEST_CASE("rules change the names of a source before they are looked up", "[nn]"
   nn::init(module, {4});
   const auto before = bytes_of(module);
   const std::vector<std::pair<std::string, std::vector<Rename>>> wrong = {
-      {"no name in the state dict fits 'nope.*', 'net' of LoadOptions::rename; one is "
+      {"no name in the state dict fits 'nope.*', 'net' of LoadOptions::rename; one name is "
        "'net._orig_mod.lin.bias'",
        {{"nope.*", "*"}, {"net.*", "*"}, {"net", "up"}}},
-      {"rename 'net.*' to 'up'; give both sides as many *", {{"net.*", "up"}}},
+      {"rename 'net.*' to 'up'; give both sides the same number of *", {{"net.*", "up"}}},
       {"rename makes 'net.stats.mean' of 'net._orig_mod.lin.bias' and of 'net.stats.mean' in the "
        "state dict; give rules that keep names apart",
        {{"net._orig_mod.lin.bias", "net.stats.mean"}}},
@@ -273,7 +273,7 @@ TEST_CASE("buffers are written by assign only, with what fits", "[nn]") {
   const Tensor mean = module.mean.value();
   CHECK(thrown_by([&] { raw::fill(mean, 1); }).find("mean") != std::string::npos);
   CHECK(thrown_by([&] { module.mean.assign(Tensor::ones({2}, f32, mean.device())); }) ==
-        "buffer 'mean' is assigned [2] of f32; it is [3] of f32");
+        "buffer 'mean' is assigned [2] of f32; expected [3] of f32");
   CHECK(thrown_by([&] {
           module.count.assign(Tensor::ones({}, f32, mean.device()));
         }).find("it is [] of i64") != std::string::npos);

@@ -228,7 +228,7 @@ TEST_CASE("Muon refuses what it could only guess", "[optim]") {
   bag.materialize(Device::cpu());
   const std::vector<Parameter> matrices{bag.items[0], bag.items[2]},
       others{bag.items[1], bag.items[3]};
-  CHECK_THROWS_WITH(optim::Muon({}, others), Contains("no matrices given"));
+  CHECK_THROWS_WITH(optim::Muon({}, others), Contains("no matrices are given"));
   CHECK_THROWS_WITH(optim::Muon({bag.items[1]}, {}),
                     Contains("parameter '1' of [5] is no matrix; give it among the others"));
   CHECK_THROWS_WITH(optim::Muon({Parameter()}, {}), Contains("is no matrix"));
@@ -249,7 +249,7 @@ TEST_CASE("Muon refuses what it could only guess", "[optim]") {
   refused({.turn_bytes = 0}, "turn_bytes is 0");
   optim::Muon muon({bag.items[0]}, {bag.items[1]});
   CHECK_THROWS_WITH(muon.add_matrices({bag.items[1]}), Contains("is no matrix"));
-  CHECK_THROWS_WITH(muon.owner_rank(bag.items[1]), Contains("is none of its matrices"));
+  CHECK_THROWS_WITH(muon.owner_rank(bag.items[1]), Contains("is not one of its matrices"));
   muon.add_parameters({bag.items[3]});
   muon.add_matrices({bag.items[2], bag.items[0]});
   muon.prepare();

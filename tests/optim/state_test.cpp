@@ -118,7 +118,7 @@ TEST_CASE("state that does not fit an optimizer is named in one line, and nothin
        [&](StateDict& d) { d["steps"] = Tensor::full({}, -1, i64, device); }},
       {"load: '1.weight_decay' is inf, expected a finite number",
        [&](StateDict& d) { d["1.weight_decay"] = Tensor::full({}, INFINITY, f64, device); }},
-      {"the rows of rank 1 of 2, and this is rank 0 of 1",
+      {"the rows of rank 1 of 2, but this is rank 0 of 1",
        [&](StateDict& d) {
          d["1.exp_avg"] = {Tensor::ones({1}, f32, device), ShardSpec{{3}, 2, 1}};
        }},
@@ -145,8 +145,8 @@ TEST_CASE("the model that names an optimizer's parameters has to hold all of the
   Bag other(std::vector<Shape>{{2}});
   other.materialize(Device::cpu());
   CHECK(thrown_by([&] { s.optimizer.state_dict(other); }) ==
-        "Optimizer::state_dict: parameter '0' of the optimizer is none of the model's; give the "
-        "module that holds all of them");
+        "Optimizer::state_dict: parameter '0' of the optimizer is not in the model; give the "
+        "module that holds all its parameters");
   CHECK(thrown_by([&] {
           s.optimizer.load(other, StateDict());
         }).starts_with("Optimizer::load: parameter"));

@@ -271,7 +271,7 @@ TEST_CASE("a transform that cannot take effect is refused") {
   stored.layers[0].weight.freeze();
   stored.layers[0].weight.set_dtype(bf16);
   CHECK_THAT(refused([&] { stored.layers[0].weight.set_gather_transform(gather_in_e4m3()); }),
-             Contains("is stored in bf16 and gathered as it is"));
+             Contains("is stored in bf16, and a transform takes f32 only"));
   // A mesh that it is not made for is refused, and the module is as it was.
   for (const bool has_values : {false, true}) {
     Stack narrow({4, 3});

@@ -131,7 +131,7 @@ TEST_CASE("a parameter that outlives its model keeps neither slices nor slots, a
       INFO(ranks << " ranks");
       CHECK_FALSE(seen.has_slots);
       CHECK_THAT(seen.streamed,
-                 Contains("'weight' of unit '(gone)'") && EndsWith("by for_each_slice"));
+                 Contains("'weight' of unit '(gone)'") && EndsWith("in a module that streams it"));
       CHECK_THAT(seen.whole, Contains("'scale' of unit '(gone)'"));
     }
 }

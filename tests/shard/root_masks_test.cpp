@@ -191,8 +191,8 @@ TEST_CASE("parameters are frozen while no forward of their root has still to go 
          said.other_goes_on = other.parameter("model.norm.weight").grad().defined();
          return said;
        })) {
-    CHECK_THAT(said.inside, Contains("parameter 'model.norm.weight' is frozen or thawed between "
-                                     "steps, outside of calls and backward"));
+    CHECK_THAT(said.inside, Contains("parameter 'model.norm.weight' can't be frozen or thawed in a "
+                                     "call or a backward pass; do it between steps"));
     CHECK_THAT(said.waiting, Contains("parameters of '(root)' were frozen or thawed while a "
                                       "forward of it has still to go backward"));
     CHECK(said.goes_on);

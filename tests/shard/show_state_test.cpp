@@ -146,7 +146,7 @@ TEST_CASE("rows of another number of ranks are refused on every rank, unchanged"
   for (std::size_t rank = 0; rank < said.size(); ++rank) {
     INFO(said[rank]);
     CHECK(said[rank].find("'stack.layers.1.weight' in the state dict is the rows of rank " +
-                          std::to_string(rank / 2) + " of 2, and this is rank " +
+                          std::to_string(rank / 2) + " of 2, but this is rank " +
                           std::to_string(rank) + " of 4") != std::string::npos);
   }
 }

@@ -355,10 +355,9 @@ TEST_CASE("what is trained is stored in f32, and a dtype is given before there i
   CHECK_THAT(refused([&] { model.a.down.set_dtype(bf16); }),
              Contains("set_dtype: parameter 'down' is trainable"));
   model.named_parameters();  // gives names
-  CHECK_THAT(
-      refused([&] { model.a.down.set_dtype(bf16); }),
-      Contains("set_dtype: parameter 'a.down' is trainable, and what is trained is stored in "
-               "f32; freeze it first"));
+  CHECK_THAT(refused([&] { model.a.down.set_dtype(bf16); }),
+             Contains("set_dtype: parameter 'a.down' is trainable, and trained parameters are "
+                      "stored in f32; freeze it first"));
   CHECK_THAT(refused([&] { model.a.base.set_dtype(i32); }), Contains("'a.base' in i32; expected"));
   model.a.base.set_dtype(e4m3);
   CHECK_THAT(refused([&] { model.a.base.set_trainable(true); }),

@@ -52,9 +52,10 @@ TEST_CASE("a streamed parameter is no tensor, and says so", "[threads]") {
          return result;
        }))
     for (const std::string& message : {said.before, said.slices, said.after})
-      CHECK_THAT(message, Contains("'transformer.wte.weight' of unit") && Contains("is streamed") &&
-                              Contains("from the root's first call") &&
-                              Contains("by for_each_slice: 'transformer.wte', 'lm_head'"));
+      CHECK_THAT(message,
+                 Contains("'transformer.wte.weight' of unit") && Contains("is streamed") &&
+                     Contains("call the root first") &&
+                     Contains("in a module that streams it: 'transformer.wte', 'lm_head'"));
 }
 
 TEST_CASE("reshard closes the slices that a call has left open", "[threads]") {
@@ -133,9 +134,9 @@ TEST_CASE("a streamed parameter used elsewhere names the modules that stream it"
            result.alone = thrown_by([&] { root.weight.value(); });
            return result;
          })) {
-      CHECK_THAT(said.inside, EndsWith("by for_each_slice: 'first', 'second'"));
-      CHECK_THAT(said.after, EndsWith("by for_each_slice: 'first', 'second'"));
-      CHECK_THAT(said.alone, EndsWith("by for_each_slice: '(root)'"));
+      CHECK_THAT(said.inside, EndsWith("in a module that streams it: 'first', 'second'"));
+      CHECK_THAT(said.after, EndsWith("in a module that streams it: 'first', 'second'"));
+      CHECK_THAT(said.alone, EndsWith("in a module that streams it: '(root)'"));
     }
 }
 
