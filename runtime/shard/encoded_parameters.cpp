@@ -42,7 +42,7 @@ EncodedParameters::EncodedParameters(const UnitShards& shards, std::vector<Gathe
     : GatherStage(Place::encoded), shards_(shards) {
   const Device gather = shards.device().on(StreamId::gather);
   storage_ = Storage::window(gather, shards.layout().gather_bytes, shards.name());
-  storage_->remedy = "a gather transform uses what it is given within the call";
+  storage_->remedy = "use it inside of the gather transform's call";
   std::vector<std::int64_t> rows;
   for (std::size_t i = 0; i < shards.parameters().size(); ++i) {
     const std::shared_ptr<ParameterState>& p = shards.parameters()[i];

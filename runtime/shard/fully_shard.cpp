@@ -28,15 +28,15 @@ void check_reshard(const char* function, const std::string& unit, Reshard reshar
   const int k = reshard.ranks(), ranks = mesh.shard_size(),
             others = mesh.world().size() - mesh.size();
   TESSERA_EXPECT(k > 1 && k < ranks && ranks % k == 0, function, ": ", unit, ": Reshard::", reshard,
-                 " of ", ranks, ranks == 1 ? " rank" : " ranks",
-                 " that shard; give a divisor of them, above 1 and below them");
+                 " does not split the ", ranks, ranks == 1 ? " rank" : " ranks",
+                 " that shard; give a divisor above 1 and below ", ranks);
   TESSERA_EXPECT(others == 0, function, ": ", unit, ": Reshard::", reshard,
-                 " makes groups of all ranks of the world, of which ", others,
+                 " needs all ranks of the world, but ", others,
                  " are not in the mesh; use Reshard::always");
   for (const auto& p : parameters)
     TESSERA_EXPECT(p->block_rows == 0, function, ": ", unit, ": Reshard::", reshard,
-                   " keeps even parts, and '", p->name, "' is sharded by blocks of ", p->block_rows,
-                   " rows; use Reshard::always, or leave set_block_rows out");
+                   " needs even shards, but '", p->name, "' is sharded by blocks of ",
+                   p->block_rows, " rows; use Reshard::always, or leave set_block_rows out");
 }
 
 namespace {
@@ -82,8 +82,8 @@ void check_options(const ShardOptions& options, const std::string& of) {
     const auto expect = [&](bool holds, const auto&... why) {
       TESSERA_EXPECT(holds, "fully_shard: ", of, " ignores ", state->called(), why...);
     };
-    expect(!state->unit, ", which belongs to unit '", state->unit ? *state->unit : "",
-           "' already; ignore it there, too");
+    expect(!state->unit, ", which already belongs to unit '", state->unit ? *state->unit : "",
+           "'; ignore it there, too");
     expect(options.offload == Offload::none,
            " while others are offloaded; leave ShardOptions::ignored or offload out");
     expect(!state->group || state->is_ignored,  // as where the unit is made anew
@@ -91,7 +91,7 @@ void check_options(const ShardOptions& options, const std::string& of) {
            "it on meta");
     expect(state->block_rows == 0 && !state->transform, ", which has ",
            state->transform ? "a gather transform" : "blocks of rows",
-           " while every rank has it whole; leave one of both out");
+           " but is whole on every rank; leave one of the two out");
   }
 }
 
@@ -163,21 +163,21 @@ std::shared_ptr<Unit> made_before(const std::vector<nn::Module*>& modules,
   for (const nn::Module* const module : modules)
     has_new = has_new || std::ranges::any_of(module->parameters(), is_new);
   TESSERA_EXPECT(unit && has_new, "fully_shard: ", of,
-                 " is a unit already; call it once on each module");
-  TESSERA_EXPECT(unit->calls().is_of(modules), "fully_shard: ", of,
-                 " is of a unit of other modules, and takes in parameters that were registered "
-                 "since; give all modules of that unit");
-  TESSERA_EXPECT(!autograd::in_backward() && !autograd::in_call() && !unit->calls().is_running(),
-                 "fully_shard: ", of,
-                 " is in a call or a backward pass, and takes in parameters "
-                 "that were registered since; do it between steps");
+                 " is a unit already; call fully_shard once on each module");
+  TESSERA_EXPECT(
+      unit->calls().is_of(modules), "fully_shard: ", of,
+      " has new parameters, but is in a unit of other modules; give all modules of that unit");
+  TESSERA_EXPECT(
+      !autograd::in_backward() && !autograd::in_call() && !unit->calls().is_running(),
+      "fully_shard: ", of,
+      " has new parameters, but is in a call or a backward pass; call fully_shard between steps");
   const DeviceMesh &now = options.mesh, &then = unit->shards().options().mesh;
   TESSERA_EXPECT(&now.shard_group() == &then.shard_group() &&
                      now.replicate_group() == then.replicate_group() &&
                      options.offload == unit->shards().options().offload,
                  "fully_shard: ", of,
-                 " takes in parameters that were registered since, on another mesh or with another "
-                 "offload than it has; give those that it has");
+                 " has new parameters, but is given another mesh or offload than it has; give the "
+                 "ones that it has");
   return unit;
 }
 
@@ -211,11 +211,10 @@ void make_unit(const std::vector<nn::Module*>& modules, const ShardOptions& opti
                      "; give this unit the same ShardOptions::ignored");
       const bool is_kept = before && state->unit == &before->name();
       if (state->unit && !is_kept) {
-        TESSERA_EXPECT(
-            is_inside(state->unit), "fully_shard: parameter '", name, "' belongs to unit '",
-            *state->unit,
-            "' already; shard inner modules before those around them, and the module that holds "
-            "both where two share a parameter, or a list of the two");
+        TESSERA_EXPECT(is_inside(state->unit), "fully_shard: parameter '", name,
+                       "' belongs to unit '", *state->unit,
+                       "' already; shard inner modules before outer ones; where two modules share "
+                       "a parameter, shard them as one list, or the module that holds both");
         continue;
       }
       ++claims;
@@ -242,8 +241,9 @@ void make_unit(const std::vector<nn::Module*>& modules, const ShardOptions& opti
     for (const std::size_t i : order)
       TESSERA_EXPECT(!is_kept(i) || claimed[i]->spec.dim == claims_of[i].dim,
                      "fully_shard: parameter '", claimed[i]->name, "' of ", of,
-                     " is sharded along dimension ", claimed[i]->spec.dim, ", and now along ",
-                     claims_of[i].dim, "; give the shard_placement_fn that it was sharded with");
+                     " was sharded along dimension ", claimed[i]->spec.dim,
+                     ", and is now to be along ", claims_of[i].dim,
+                     "; give the same shard_placement_fn again");
     const auto states = std::exchange(claimed, {});
     const auto of_states = std::exchange(claims_of, {});
     for (const std::size_t i : order)
@@ -315,7 +315,8 @@ std::vector<nn::Module*> outermost(const std::vector<nn::Module*>& modules) {
                    shard::called(*module), ", is there already; give each once");
     // Or all are one, which takes in what was registered since.
     TESSERA_EXPECT(!module->hook() || are_one, "fully_shard: module ", i, " of the list, ",
-                   shard::called(*module), ", is a unit already; call it once on each module");
+                   shard::called(*module),
+                   ", is a unit already; call fully_shard once on each module");
     for (const auto& [name, below] : module->named_modules())
       if (below != module) inside.insert(below);
   }

@@ -87,7 +87,7 @@ bool GatheredParameters::gather(const char* name) {
   if (state_ == State::gathering && is_stale()) close();  // nobody has opened it since an update
   if (state_ != State::closed) return false;
   TESSERA_EXPECT(!shards_.group() || shards_.group()->is_consistent, "unit '", shards_.name(),
-                 "': an update of its parameters was left half done by a step that failed; load "
+                 "': a step that failed left an update of its parameters half done; load "
                  "parameters and optimizer state on every rank before the next step");
   // First, because it often covers the slot's last use as well.
   for (const FlatGroup* const group : read_here_) shards_.device().gather().wait(group->updated);
@@ -221,8 +221,8 @@ std::string GatheredParameters::escaped_parameter() const {
       return concat("unit '", shards_.name(), "' closes while parameter '",
                     shards_.parameters()[i]->name, "' is still referenced outside its call",
                     *window->last_op ? concat(" (last used by '", window->last_op, "')") : "",
-                    "; copy what leaves the module, keep using it inside, and let a custom "
-                    "operation hold it in an autograd::Saved");
+                    "; copy what leaves the module, and let a custom operation hold it in an "
+                    "autograd::Saved");
   }
   return {};
 }

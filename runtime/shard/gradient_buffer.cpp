@@ -21,10 +21,9 @@ void GradientBuffer::take(bool by_pieces) {
 
 autograd::GradientSink GradientBuffer::sink(int i) {
   const std::size_t entry = at(i), piece = piece_of(entry);
-  TESSERA_EXPECT(piece >= sent_, "backward: parameter '",
+  TESSERA_EXPECT(piece >= sent_, "backward: an operation adds to the gradient of parameter '",
                  shards_.parameters()[shards_.parameter_of()[entry]]->name,
-                 "' gets a gradient from an operation that did not name it as an input; the others "
-                 "have been reduced");
+                 "', which was already reduced; name the parameter as an input of the operation");
   return pieces_[piece].sink(entry);
 }
 

@@ -17,11 +17,12 @@ void HookedSums::pass(Reduction& r) {
       now == computed || stream.id() == compute.id() ||
           (compute.clock()[stream.id()] >= before && stream.clock()[compute.id()] >= now),
       "unit '", shards_.name(),
-      "': its all-reduce hook has queued operations on compute, such as "
-      "tensors' own, while the gradients are on ",
+      "': its all-reduce hook has queued operations on compute, where operations of tensors run, "
+      "while the gradients are on ",
       name(stream.id()),
       shards_.has_replicas() ? "; " : "; give set_all_reduce_hook StreamId::compute, or ",
-      "let compute wait for g.stream.record() before them, and g.stream for compute's behind");
+      "let compute wait for g.stream.record() before them, and g.stream for compute.record() after "
+      "them");
   if (r.is_direct)
     r.last = stream;
   else

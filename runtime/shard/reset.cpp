@@ -38,16 +38,17 @@ Below below(nn::Module& tree) {
     const auto& known = out.roots;
     return !unit->root() || std::find(known.begin(), known.end(), unit->root()) != known.end();
   };
-  TESSERA_EXPECT(
-      !out.units.empty() && std::all_of(out.units.begin(), out.units.end(), has_root),
-      "reset: the module is not the root; give the one of the outermost fully_shard, or one that "
-      "holds all roots of its world");
+  TESSERA_EXPECT(!out.units.empty() && std::all_of(out.units.begin(), out.units.end(), has_root),
+                 "reset: the module is not the root; give the module of the outermost fully_shard, "
+                 "or one that holds all roots of its world");
   for (shard::Unit* const unit : out.units) {
-    TESSERA_EXPECT(!autograd::in_backward() && !unit->calls().is_running(),
-                   "reset: a call or a backward pass is running; catch outside of the model");
+    TESSERA_EXPECT(
+        !autograd::in_backward() && !unit->calls().is_running(),
+        "reset: a call or a backward pass is running; catch the error outside of the model");
     TESSERA_EXPECT(
         &unit->shards().options().mesh.world() == &out.units[0]->shards().options().mesh.world(),
-        "reset: the units below the module lie in several worlds; reset those of each alone");
+        "reset: the units below the module lie in several worlds; reset the units of each world "
+        "alone");
   }
   return out;
 }

@@ -46,7 +46,7 @@ void expect_claimed(nn::Module& root) {
     TESSERA_EXPECT(p.unit() || state_of(p)->is_ignored, "fully_shard: parameter '", name,
                    "' was registered after fully_shard and lies in no unit; call fully_shard on ",
                    unit_around(root, name),
-                   " again, which takes it in, or give it in ShardOptions::ignored");
+                   " again to take it in, or give it in ShardOptions::ignored");
 }
 
 std::string some_names(const UnitShards& shards) {
@@ -94,10 +94,9 @@ std::vector<std::weak_ptr<Root>>& Root::all() {
 void Root::build(nn::Module& module, const ShardCounters& counted) {
   const NamedUnits units = units_below(module);  // they join when all have passed
   const UnitShards& around = units.front().second->shards();
-  TESSERA_EXPECT(
-      !units.front().second->calls().is_list(), "unit '", around.name(),
-      "' is a list of modules and can't be the root; call fully_shard on a module around "
-      "them too, and that module first");
+  TESSERA_EXPECT(!units.front().second->calls().is_list(), "unit '", around.name(),
+                 "' is a list of modules and can't be the root; call fully_shard on a module "
+                 "around them too, and run that module first");
   expect_claimed(module);                     // sets the names that errors use
   std::vector<std::shared_ptr<Root>> before;  // of roots that are below this one
   for (const auto& [name, unit] : units) {
@@ -106,8 +105,8 @@ void Root::build(nn::Module& module, const ShardCounters& counted) {
       TESSERA_EXPECT(
           !of || std::ranges::find(units, of, &NamedUnits::value_type::second) != units.end(),
           "fully_shard: unit '", name,
-          "' lies under another root as well, which has run; call fully_shard on a "
-          "module that holds both, and that module");
+          "' already lies under another root, which has run; call fully_shard on a module that "
+          "holds both, and run that module");
       if (std::ranges::find(before, above) == before.end()) before.push_back(above);
     }
     check_under_root(unit->shards(), name, around);
@@ -186,8 +185,8 @@ void Root::expect_covered(const std::string& change) {
                    return called && called->root().get() == this;
                  }),
                  change,
-                 " while a forward of it has still to go backward; go backward first, or drop what "
-                 "it gave");
+                 " while a forward still waits for its backward; run backward first, or drop what "
+                 "the forward returned");
 }
 
 void Root::take_down() {

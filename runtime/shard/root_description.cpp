@@ -45,7 +45,8 @@ ShardCounters Root::counters() const {
 
 void Root::follow_slots_of(Root& planned) {
   TESSERA_EXPECT(planned.has_run_,
-                 "shard_plan: the step has not called the model that it returned");
+                 "shard_plan: the step has not called the model that it returned; call that model "
+                 "in the step");
   expect_as_planned(units_, planned.units_);
   planned.slots_->begin_step(true);  // so its last step is over
   expect_same_plans(mesh(), planned.slots_->fingerprint_of_plans());

@@ -26,7 +26,8 @@ std::shared_ptr<Unit> unit_of(const char* function, nn::Module& module) {
 std::shared_ptr<Unit> unit_outside_of_backward(const char* function, nn::Module& module) {
   auto unit = unit_of(function, module);
   TESSERA_EXPECT(!autograd::in_backward(), function, ": a backward pass of unit '", unit->name(),
-                 "' is running; call it outside of backward and of recomputed functions");
+                 "' is running; call ", function,
+                 " outside of backward and of recomputed functions");
   TESSERA_EXPECT(unit->shards().is_materialized() || unit->shards().is_empty(), function,
                  ": unit '", unit->name(),
                  "' has no memory yet; call materialize on the model first");
@@ -36,7 +37,7 @@ std::shared_ptr<Unit> unit_outside_of_backward(const char* function, nn::Module&
 void expect_between_steps(const char* function, Unit& unit) {
   TESSERA_EXPECT(!autograd::in_backward() && !autograd::in_call() && !unit.calls().is_running(),
                  function, ": a call or a backward pass of unit '", unit.name(),
-                 "' is running; do it between steps");
+                 "' is running; call ", function, " between steps");
   ++decisions().count;
 }
 
@@ -90,8 +91,8 @@ void unshard(nn::Module& module) {
   const std::shared_ptr<Unit> unit = unit_outside_of_backward("unshard", module);
   if (!unit->root()) {
     TESSERA_EXPECT(!unit->is_inner(), "unshard: unit '", unit->name(),
-                   "' lies inside of another one, whose root has not run yet, or not since a step "
-                   "failed; call shard_plan with the root, or the root itself, first");
+                   "' lies inside another unit, and its root has not run yet, or not since a step "
+                   "failed; call the root first, or shard_plan with it");
     shard::Root::build(module);
   }
   unit->root()->expect_valid(unit->name());
@@ -136,10 +137,9 @@ void set_unshard_in_backward(nn::Module& module, bool unshards) {
     const UnitShards& shards = unit.shards();
     for (const auto& p : shards.streamed())
       TESSERA_EXPECT(!shards.parameters().empty() || shard::backward_reads_slices(*p) == unshards,
-                     "set_unshard_in_backward: unit '", unit.name(), "' streams '", p->name,
-                     "' alone, of which backward gathers ",
-                     unshards ? "no slices" : "the slices that it reads",
-                     ", as its module says; leave the call out");
+                     "set_unshard_in_backward: unit '", unit.name(), "' only streams '", p->name,
+                     "', and its module says that backward gathers ",
+                     unshards ? "no slices" : "the slices that it reads", "; leave the call out");
     unit.set_unshard_in_backward(unshards);
     if (unit.root())
       unit.set_neighbours(unit.root()->neighbours(unit.shards().options().reshard_after_forward));
@@ -159,8 +159,9 @@ void set_modules_to_backward_prefetch(nn::Module& module, const std::vector<nn::
 // In the place of a backward that this rank leaves out while its peers run it.
 void skip_backward(nn::Module& module) {
   const auto* const unit = dynamic_cast<shard::Unit*>(module.hook().get());
-  TESSERA_EXPECT(unit && (!unit->root() || unit->shards().is_root()),
-                 "skip_backward: the module is no root; give the one of the outermost fully_shard");
+  TESSERA_EXPECT(
+      unit && (!unit->root() || unit->shards().is_root()),
+      "skip_backward: the module is no root; give the module of the outermost fully_shard");
   autograd::skip_backward([&](autograd::Region& region) {
     const auto* const call = shard::UnitRegion::of(region);
     const auto called = call ? call->unit() : nullptr;
@@ -212,12 +213,13 @@ void set_all_reduce_hook(nn::Module& module, AllReduceHook hook, std::optional<S
                  "' has no kernels of the device; give compute, gather, reduce or replicate");
   for_each_unit("set_all_reduce_hook", module, false, [&](Unit& unit) {
     const UnitShards& shards = unit.shards();
-    TESSERA_EXPECT(!hook || shards.has_buffer(), "set_all_reduce_hook: unit '", unit.name(),
-                   "' is on one rank, where nothing is reduced; call it for a mesh of several");
-    TESSERA_EXPECT(!stream || shards.options().mesh.replicas() == 1, "set_all_reduce_hook: unit '",
-                   unit.name(),
-                   "' has replicas, whose sums run on a stream of the mesh, and the "
-                   "hook behind them; give no stream");
+    TESSERA_EXPECT(
+        !hook || shards.has_buffer(), "set_all_reduce_hook: unit '", unit.name(),
+        "' is on one rank, where nothing is reduced; set a hook on a mesh of several ranks");
+    TESSERA_EXPECT(
+        !stream || shards.options().mesh.replicas() == 1, "set_all_reduce_hook: unit '",
+        unit.name(),
+        "' has replicas, so the hook runs on the stream that sums over them; give no stream");
     with_slices(unit, [&](Unit& part) { part.set_all_reduce_hook(hook, stream); });
   });
 }

@@ -75,21 +75,23 @@ ShardPlan shard_plan(nn::Module& module,
                      const std::function<std::shared_ptr<nn::Module>(World&)>& step) {
   const std::shared_ptr<shard::Unit> unit = root_unit("shard_plan", module);
   shard::Root& of = *unit->root();
-  TESSERA_EXPECT(unit->shards().is_root() && !of.has_run(), "shard_plan: unit '", unit->name(),
-                 unit->shards().is_root()
-                     ? "' has run, or been planned so; do it once, before the first step"
-                     : "' is no root; plan a step of the root's");
+  TESSERA_EXPECT(
+      unit->shards().is_root() && !of.has_run(), "shard_plan: unit '", unit->name(),
+      unit->shards().is_root()
+          ? "' has run, or was already planned by a step; plan once, before the first step"
+          : "' is no root; plan a step of the root");
   const World& world = unit->shards().options().mesh.world();
   World planned =
       World::emulated(world.rank(), world.size(),
                       {.device = {.kind = of.device().kind()}, .executor = ExecutorKind::virtual_});
   const autograd::RandomStateGuard as_before(autograd::random_state());
   const std::shared_ptr<nn::Module> model = step(planned);
-  TESSERA_EXPECT(model != nullptr, "shard_plan: the step returned no model");
+  TESSERA_EXPECT(model != nullptr,
+                 "shard_plan: the step returned no model; return the model that it calls");
   const auto* const found = dynamic_cast<const shard::Unit*>(model->hook().get());
   TESSERA_EXPECT(found && found->shards().options().mesh.world().device() == planned.device(),
-                 "shard_plan: the step's model is no unit of the world that the step was given; "
-                 "make and shard another one there");
+                 "shard_plan: the model of the step is no unit of the world that the step was "
+                 "given; make and shard a model there");
   of.follow_slots_of(*root_unit("shard_plan", *model)->root());
   return plan_of(module, of);
 }

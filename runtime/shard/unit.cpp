@@ -95,9 +95,9 @@ void Unit::begin_call(bool is_read) {
     return calls_.begin_call();
   }
   if (calls_.entered() > 0) {  // open: a recomputed function runs again
-    TESSERA_EXPECT(parameters_.version() == calls_.version(), "backward: unit '", name(),
-                   "' had its parameters updated after the forward that is recomputed; go backward "
-                   "first");
+    TESSERA_EXPECT(parameters_.version() == calls_.version(), "backward: the parameters of unit '",
+                   name(),
+                   "' were updated after the forward that is recomputed; run backward first");
   } else {
     if (is_forward()) root_->begin_forward(forwards_, shards_.is_root());
     if (is_stale() && !autograd::in_backward()) close();
@@ -140,7 +140,7 @@ void Unit::end_round() {
 
 autograd::GradientSink Unit::sink(int i) {
   TESSERA_EXPECT(root_ != nullptr, "backward: a parameter of unit '", name(),
-                 "' was sharded since the forward that used it; go backward before");
+                 "' was sharded since the forward that used it; run backward before that");
   root_->backward().schedule_end();
   is_given_ = true;
   return local_ ? local_->sink(i, 1 / shards_.reductions().divide_factor) : buffer_->sink(i);
@@ -219,7 +219,7 @@ void Unit::check_prefetch_lists(Root& root) const {
       const std::shared_ptr<Unit> unit = weak.lock();
       root.expect_open_units();
       TESSERA_EXPECT(unit != nullptr, "prefetch: a unit in a list of unit '", shards_.name(),
-                     "' is gone, or was made anew by fully_shard; set the list again");
+                     "' is gone, or was made again by fully_shard; set the list again");
       TESSERA_EXPECT(unit->root().get() == &root, "prefetch: unit '", unit->name(),
                      "' is in a list of unit '", shards_.name(),
                      "' and has another root; list units under one root");

@@ -17,7 +17,7 @@ namespace {
 using Facts = std::vector<std::pair<const char*, std::string>>;
 constexpr std::size_t kDecided = 3;
 
-constexpr const char* kSameModel = "; the step makes the same model, with the same options";
+constexpr const char* kSameModel = "; the step must make the same model, with the same options";
 
 Facts facts_of(const Unit& unit) {
   const UnitShards& shards = unit.shards();
@@ -119,12 +119,12 @@ void expect_alike(std::span<const std::weak_ptr<Unit>> made, const std::string& 
   const Agreement agreement(mesh, name);
   if (agreement.is_alike(all)) return;
   const char* const remedy =
-      "; every rank makes the same units, in the same order, with the same options";
+      "; every rank must make the same units, in the same order, with the same options";
   const auto [least, most] = agreement.least_and_most(static_cast<double>(units.size()));
   for (std::size_t i = 0; i < static_cast<std::size_t>(least); ++i)
     TESSERA_EXPECT(agreement.is_alike(units[i][0].second), "fully_shard: unit ", i + 1, " of ",
-                   units.size(), " is here '", units[i][0].second, "', on another rank another",
-                   remedy);
+                   units.size(), " is here '", units[i][0].second,
+                   "', and another one on another rank", remedy);
   TESSERA_EXPECT(least == most, "fully_shard: here the model has ", units.size(),
                  units.size() == 1 ? " unit" : " units", ", on one rank ", least, ", on another ",
                  most, "; the last here is '", units.back()[0].second, "'", remedy);
@@ -135,7 +135,7 @@ void expect_alike(std::span<const std::weak_ptr<Unit>> made, const std::string& 
                      "' differs between ranks in ", fact.first, "; here: ", fact.second,
                      &fact != &facts.back()
                          ? remedy
-                         : "; every rank makes the same calls of shard/runtime_control.hpp");
+                         : "; every rank must make the same calls of shard/runtime_control.hpp");
   }
 }
 
@@ -143,9 +143,10 @@ int agree_on_number(const Unit& root, int number) {
   const auto [shapes, place] = among_alike(root);
   const Agreement agreement(root.shards().options().mesh, kFirstCall);
   TESSERA_EXPECT(!agreement.is_alike(shapes) || agreement.is_alike(concat(place)),
-                 "fully_shard: unit '", root.name(), "' is the root of model ", place + 1,
-                 " of those alike that this rank has made, and another rank calls another one; "
-                 "every rank makes models, and calls them first, in the same order");
+                 "fully_shard: of several models alike this rank calls model ", place + 1,
+                 ", with root '", root.name(),
+                 "', and another rank another model; every rank must make models, and first call "
+                 "them, in the same order");
   return static_cast<int>(agreement.least_and_most(number).second);
 }
 
@@ -180,8 +181,9 @@ void expect_as_planned(std::span<const std::weak_ptr<Unit>> units,
 }
 
 void expect_same_plans(const DeviceMesh& mesh, std::uint64_t fingerprint) {
-  TESSERA_EXPECT(Agreement(mesh, "compare plans").is_alike(concat(fingerprint)),
-                 "shard_plan: ranks have planned other steps; every rank plans the same calls");
+  TESSERA_EXPECT(
+      Agreement(mesh, "compare plans").is_alike(concat(fingerprint)),
+      "shard_plan: the ranks have planned different steps; plan the same calls on every rank");
 }
 
 }  // namespace tessera::shard

@@ -237,8 +237,8 @@ void UnitShards::expect_gradients() const {
   for (const auto& part : {parameters_, streamed_})
     for (const auto& p : part)
       TESSERA_EXPECT(!p->trainable || p->has_gradient(), "unit '", name_, "': parameter '", p->name,
-                     "' was thawed since the root's last call, and the unit is called by itself; "
-                     "call the root first, which makes room for its gradient");
+                     "' was thawed since the root's last call, so it has no room for a gradient "
+                     "yet; call the root before the unit");
 }
 
 Progress UnitShards::at_gather() const {

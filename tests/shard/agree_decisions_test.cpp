@@ -97,10 +97,8 @@ TEST_CASE("a decision of one rank before the root's first call is told by the un
   });
   CHECK_THAT(said[0],
              Contains("unit 'layers.0' differs between ranks in what was decided; here: nothing;"));
-  CHECK_THAT(
-      said[1],
-      Contains(
-          "in what was decided; here: (prefetches layers.1); every rank makes the same calls of "));
+  CHECK_THAT(said[1], Contains("in what was decided; here: (prefetches layers.1); every rank must "
+                               "make the same calls of "));
 }
 
 TEST_CASE("what one rank alone freezes, or lets fly, is told to every rank", "[threads]") {

@@ -130,9 +130,10 @@ TEST_CASE("of models alike a rank that first calls another one is told of it on 
   });
   for (int rank : {0, 1}) {
     const auto& said = heard[static_cast<std::size_t>(rank)];
-    CHECK_THAT(said[0], Contains(concat("is the root of model ", rank + 1, " of those alike")) &&
-                            Contains("every rank makes models, and calls them first, in the same "
-                                     "order"));
+    CHECK_THAT(said[0],
+               Contains(concat("of several models alike this rank calls model ", rank + 1,
+                               ", with root")) &&
+                   Contains("every rank must make models, and first call them, in the same order"));
     CHECK(said[1].empty());
   }
 }
@@ -197,6 +198,6 @@ TEST_CASE(
     model.materialize(world.device());
     return thrown_by([&] { shard_plan(model); });
   });
-  CHECK_THAT(names[0], Contains("of 2 is here 'layers.0', on another rank another"));
-  CHECK_THAT(names[1], Contains("of 2 is here 'layers.1', on another rank another"));
+  CHECK_THAT(names[0], Contains("of 2 is here 'layers.0', and another one on another rank"));
+  CHECK_THAT(names[1], Contains("of 2 is here 'layers.1', and another one on another rank"));
 }

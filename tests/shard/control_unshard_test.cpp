@@ -107,7 +107,7 @@ TEST_CASE("unshard and reshard say what they can't do") {
   for (const std::vector<std::string>& out : said) {
     for (const std::size_t i : {0, 1}) CHECK_THAT(out[i], Contains("is not a unit"));
     for (const std::size_t i : {2, 3}) CHECK_THAT(out[i], Contains("has no memory yet"));
-    CHECK_THAT(out[4], Contains("lies inside of another one"));
+    CHECK_THAT(out[4], Contains("lies inside another unit"));
     CHECK_THAT(out[5], Contains("a call of unit") && Contains("is running"));
     CHECK_THAT(out[6], Contains("'layers.0.weight' is still referenced outside"));
     for (const std::size_t i : {7, 8}) CHECK_THAT(out[i], Contains("a backward pass"));

@@ -108,7 +108,7 @@ TEST_CASE("a parameter is ignored by all units around it, and on all ranks", "[t
     return found;
   }();
   CHECK_THAT(errors[0], Contains("the module of 'scale' ignores parameter 'layers.0.weight', which "
-                                 "belongs to unit '") &&
+                                 "already belongs to unit '") &&
                             Contains("ignore it there, too"));
   CHECK_THAT(errors[1], Contains("'layers.0.weight' while others are offloaded; leave"));
   CHECK_THAT(errors[2], Contains("lies in memory with others; shard a model before"));

@@ -86,7 +86,7 @@ static_assert(LimitsReductions<int> && !LimitsReductions<double>);
 TEST_CASE("fully_shard refuses what cannot take effect, naming value and remedy",
           "[threads][fsdp2-002][fsdp2-082]") {
   const std::string of = "fully_shard: the module of 'scale': ",
-                    once = " is a unit already; call it once on each module";
+                    once = " is a unit already; call fully_shard once on each module";
   check_refusals(
       2,
       {of + "precision.param is f64; expected f32, bf16 or f16",
@@ -165,9 +165,8 @@ TEST_CASE("a mesh of three dimensions, or without names, is refused", "[threads]
 TEST_CASE("a parameter shared by two units belongs to the module that holds both",
           "[threads][fsdp2-043]") {
   const std::string remedy =
-      " already; shard inner modules before those around them, and the module that holds both "
-      "where "
-      "two share a parameter, or a list of the two";
+      " already; shard inner modules before outer ones; where two modules share a parameter, shard "
+      "them as one list, or the module that holds both";
   check_refusals(2,
                  {"fully_shard: parameter 'weight' belongs to unit '(with weight)'" + remedy,
                   "fully_shard: parameter 'weight' belongs to unit '(with scale)'" + remedy},
@@ -278,8 +277,8 @@ TEST_CASE("units of one model lie on one mesh, have memory, and start from the r
   SECTION("a part of a model has run, or has memory") {
     check_refusals(
         2,
-        {"units below '(with scale)' have changed while a forward of it has still to go backward; "
-         "go backward first, or drop what it gave",
+        {"units below '(with scale)' have changed while a forward still waits for its backward; "
+         "run backward first, or drop what the forward returned",
          "fully_shard: the module of 'scale': 2 of 8 parameters have memory; materialize "
          "all of them or none"},
         [](World& world, Refusals& said) {
@@ -310,10 +309,10 @@ TEST_CASE("lists that can't be a unit say why", "[threads][fsdp2-002][fsdp2-013]
   const auto of_list = [](int i, const char* why) {
     return concat("fully_shard: module ", i, " of the list, ", why);
   };
-  const std::string once = "is a unit already; call it once on each module",
+  const std::string once = "is a unit already; call fully_shard once on each module",
                     root =
                         "unit '(with weight)' is a list of modules and can't be the root; "
-                        "call fully_shard on a module around them too, and that module first";
+                        "call fully_shard on a module around them too, and run that module first";
   check_refusals(2,
                  {"fully_shard: the list of modules is empty; give one or more",
                   ("fully_shard: module 1 of the list is a null pointer; give the addresses of "

@@ -210,11 +210,10 @@ TEST_CASE("neighbours that are no proper part of the ranks are refused", "[shard
     return found;
   });
   for (const auto& found : errors) {
-    CHECK_THAT(
-        found[3],
-        Contains("fully_shard: the module of 'weight': Reshard::to(3) of 4 ranks that shard; "
-                 "give a divisor of them, above 1 and below them"));
-    for (std::size_t i = 0; i < 6; ++i) CHECK_THAT(found[i], Contains("of 4 ranks that shard"));
+    CHECK_THAT(found[3],
+               Contains("fully_shard: the module of 'weight': Reshard::to(3) does not split the 4 "
+                        "ranks that shard; give a divisor above 1 and below 4"));
+    for (std::size_t i = 0; i < 6; ++i) CHECK_THAT(found[i], Contains("the 4 ranks that shard"));
     CHECK_THAT(found[6],
                Contains("set_reshard_after_forward: unit '(with scale)': Reshard::to(3) of 4"));
   }

@@ -333,11 +333,12 @@ TEST_CASE("what a hook can't be set for is refused in one line", "[threads][fsdp
              thrown_by([&] { set_all_reduce_hook(flat, hook, StreamId::offload); }),
              thrown_by([&] { set_all_reduce_hook(loose, hook); }), in_pass};
        })) {
-    CHECK_THAT(errors[0], Contains("has replicas, whose sums run on a stream of the mesh"));
+    CHECK_THAT(errors[0],
+               Contains("has replicas, so the hook runs on the stream that sums over them"));
     CHECK_THAT(errors[1], Contains("stream 'reduce' is given without a hook"));
     CHECK_THAT(errors[2], Contains("stream 'offload' has no kernels of the device"));
     CHECK_THAT(errors[3], Contains("is not a unit"));
-    CHECK_THAT(errors[4], Contains("do it between steps"));
+    CHECK_THAT(errors[4], Contains("call set_all_reduce_hook between steps"));
   }
   run_local(1, {.threads = 1}, [&](World& world) {
     Stack alone({5, 3});

@@ -178,8 +178,8 @@ TEST_CASE("an operation that hides what it uses is told so", "[threads]") {
     return thrown_by([&] { loss.backward(); });
   });
   for (const std::string& error : errors)
-    CHECK_THAT(error, Contains("parameter 'layers.3.weight' gets a gradient from an operation that "
-                               "did not name it as an input"));
+    CHECK_THAT(error, Contains("parameter 'layers.3.weight', which was already reduced; name the "
+                               "parameter as an input"));
 }
 
 // One N-th of a gradient is taken where it is written, with other rounding in another layout.

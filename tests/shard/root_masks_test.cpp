@@ -194,7 +194,7 @@ TEST_CASE("parameters are frozen while no forward of their root has still to go 
     CHECK_THAT(said.inside, Contains("parameter 'model.norm.weight' can't be frozen or thawed in a "
                                      "call or a backward pass; do it between steps"));
     CHECK_THAT(said.waiting, Contains("parameters of '(root)' were frozen or thawed while a "
-                                      "forward of it has still to go backward"));
+                                      "forward still waits for its backward"));
     CHECK(said.goes_on);
     CHECK(said.other_goes_on);
   }

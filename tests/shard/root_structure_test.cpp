@@ -195,11 +195,11 @@ TEST_CASE("a parameter that no unit has is refused by name, and its remedy works
        })) {
     for (const std::string& said : {seen.first, seen.later})
       CHECK_THAT(said, Contains("'trunk.down' was registered after fully_shard") &&
-                           Contains("call fully_shard on the root again, which takes it in"));
+                           Contains("call fully_shard on the root again to take it in"));
     CHECK_THAT(seen.without_memory,
                Contains("'trunk.down' has no memory yet") && Contains("call materialize"));
     CHECK_THAT(seen.again, Contains("is a unit already"));
-    CHECK_THAT(seen.inner, Contains("call fully_shard on 'trunk' again, which takes it in"));
+    CHECK_THAT(seen.inner, Contains("call fully_shard on 'trunk' again to take it in"));
     CHECK(seen.inner_again == "");
     CHECK(seen.is_finite);
   }
@@ -248,10 +248,10 @@ TEST_CASE("what changes below a root says what it waits for", "[threads]") {
          return s;
        })) {
     CHECK_THAT(seen.takes, Contains("takes in parameters while a forward"));
-    CHECK_THAT(seen.mesh, Contains("on another mesh"));
+    CHECK_THAT(seen.mesh, Contains("another mesh or offload"));
     CHECK(seen.prefetch.empty());
-    CHECK_THAT(seen.two_roots, Contains("unit 'of' lies under another root as well"));
-    CHECK_THAT(seen.forward, Contains("have changed while a forward of it has still to go"));
+    CHECK_THAT(seen.two_roots, Contains("unit 'of' already lies under another root"));
+    CHECK_THAT(seen.forward, Contains("have changed while a forward still waits for its backward"));
     CHECK(seen.trains);
   }
 }

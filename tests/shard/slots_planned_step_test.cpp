@@ -255,7 +255,7 @@ TEST_CASE("what is no plan of the model is refused by one line on every rank") {
   refuses("is no unit of the world that the step was given", [](Layers& model, World& world) {
     shard_plan(model, [&](World&) { return step_of({}, {kTwice})(world); });
   });
-  refuses("ranks have planned other steps", [](Layers& model, World& world) {
+  refuses("the ranks have planned different steps", [](Layers& model, World& world) {
     shard_plan(model, step_of({}, {world.rank() == 0 ? kTwice : kBackwards}));
   });
   refuses("unit '(root)' has run", [](Layers& model, World& world) {
