@@ -95,7 +95,7 @@ TEST_CASE("verify finds a flipped byte, a missing file and one too many", "[chec
     CHECK(run.tool("verify checkpoint/step-2").exit_code == 1);
     run.write(file, whole);
     run.write("checkpoint/step-2/model/stray.safetensors", whole);
-    CHECK(has(run.tool("verify checkpoint/step-2").out, "stray.safetensors' is named by no man"));
+    CHECK(has(run.tool("verify checkpoint/step-2").out, "stray.safetensors' is in no man"));
     std::filesystem::remove(run / "checkpoint/step-2/model/stray.safetensors");
     CHECK(run.tool("verify checkpoint/step-2").exit_code == 0);
     std::filesystem::remove(run / file);
@@ -178,7 +178,7 @@ TEST_CASE("an export has the bits of --save, and loads", "[checkpoint_tool]") {
     // Nothing is written over, and nothing is left of what failed.
     const Outcome again = run.tool("export checkpoint/step-2 whole");
     CHECK(again.exit_code == 2);
-    CHECK(has(again.err, "'whole' is there already"));
+    CHECK(has(again.err, "'whole' exists already"));
     std::string shard = run.read(run.shard(0));
     shard.back() ^= 1;
     run.write(run.shard(0), shard);
@@ -201,15 +201,15 @@ TEST_CASE("tessera-checkpoint refuses what it does not know in one line", "[chec
   };
   refused("", "no command is given");
   refused("--json", "no command is given");
-  refused("reshard a", "'reshard' is no command; expected one of inspect, verify, diff, export");
-  refused("inspect", "inspect takes 1 path, and got 0");
-  refused("verify a b", "verify takes 1 path, and got 2");
+  refused("reshard a", "'reshard' is not a command; expected one of inspect, verify, diff, export");
+  refused("inspect", "inspect takes 1 path, but got 0");
+  refused("verify a b", "verify takes 1 path, but got 2");
   refused("inspect --josn .", "unknown option '--josn'");
   refused("inspect nowhere", "checkpoint 'nowhere' does not exist");
   refused("verify .", "has no manifest.json");
-  refused("diff a", "diff takes 2 paths, and got 1");
+  refused("diff a", "diff takes 2 paths, but got 1");
   refused("diff nowhere nowhere", "'nowhere' does not exist");
-  refused("inspect a --dtype=float32", "inspect takes no --dtype; export does");
+  refused("inspect a --dtype=float32", "inspect takes no --dtype; only export does");
   refused("export a b --dtype int8", "--dtype=int8: expected float32, bfloat16 or float16");
   refused("export a b --max-shard-size=0", "--max-shard-size=0: expected bytes");
   refused("export a b --max-shard-size=5XB", "--max-shard-size=5XB: expected bytes");

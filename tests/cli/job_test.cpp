@@ -146,7 +146,7 @@ TEST_CASE("jobs of any number of ranks go on with each other's runs", "[mpi]") {
   };
   goes_to("mpirun -n 3 ", 2);
   CHECK(has(goes_to("mpirun -n 2 ", 4),
-            "goes on behind step 2 of 'checkpoint/step-2', which 3 ranks saved"));
+            "goes on after step 2 of 'checkpoint/step-2', which 3 ranks saved"));
   CHECK(has(goes_to("mpirun -n 3 ", 6), "step-4', which 2 ranks saved"));
   CHECK(has(goes_to("", 7), "step-6', which 3 ranks saved"));
   CHECK(has(goes_to("mpirun -n 2 ", 8), "step-7', which 1 rank saved"));

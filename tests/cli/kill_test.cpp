@@ -77,7 +77,7 @@ TEST_CASE("ranks of which one is killed at any call of a save go on, on other ra
           run_command(run_of("--training.steps=5 --ranks 2"), folder.path().string());
       INFO(resumed.out << resumed.err);
       CHECK(resumed.exit_code == 0);
-      CHECK(has(resumed.out, "goes on behind step " + std::to_string(newest) + " of"));
+      CHECK(has(resumed.out, "goes on after step " + std::to_string(newest) + " of"));
       CHECK(has_step(folder, 5));
       // Beside it stays what it was loaded from, and nothing that was left.
       for (const auto& entry : std::filesystem::directory_iterator(folder.path() / "checkpoint")) {

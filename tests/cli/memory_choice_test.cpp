@@ -64,7 +64,7 @@ TEST_CASE("a limit of memory chooses the fastest order of head and loss that fit
     CHECK(fits_not.exit_code == 1);
     CHECK_THAT(fits_not.err,
                Contains("memory.limit: nothing fits within ") && Contains(lean_plans));
-    CHECK_THAT(run("").out, Contains("training.loss=lean, as without a memory.limit"));
+    CHECK_THAT(run("").out, Contains("training.loss=lean, because without a memory.limit"));
   }
 }
 

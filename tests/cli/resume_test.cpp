@@ -59,8 +59,8 @@ TEST_CASE("a run that goes on has the bits of the one that was not interrupted")
     run_well(kResumed + options + (is_async ? kAsync : "") + "--training.steps=" + cut, folder);
     const Outcome resumed = run_well(
         kResumed + options + "--training.steps=" + steps + " --save=resumed.safetensors", folder);
-    CHECK(has(resumed.out, "checkpoint: goes on behind step " + cut + " of 'checkpoint/step-" +
-                               cut + "', which "));
+    CHECK(has(resumed.out, "checkpoint: the run goes on after step " + cut +
+                               " of 'checkpoint/step-" + cut + "', which "));
     CHECK(has(resumed.out, "checkpoint: changed since: training.steps " + cut + " -> " + steps));
     CHECK(losses(folder) == whole);
     CHECK(folder.read("resumed.safetensors") == folder.read("whole.safetensors"));
@@ -91,7 +91,7 @@ TEST_CASE("a run goes on with other ranks, batches, rates and layouts") {
                    "--checkpoint.folder=fork --checkpoint.initial_load_path=checkpoint "
                    "--checkpoint.exclude_from_loading=optimizer,dataloader",
                folder);
-  CHECK(has(forked.out, "goes on behind step 9 of 'checkpoint/step-9'"));
+  CHECK(has(forked.out, "goes on after step 9 of 'checkpoint/step-9'"));
   CHECK(std::filesystem::exists(folder.path() / "fork/step-10/manifest.json"));
   CHECK_FALSE(std::filesystem::exists(folder.path() / "checkpoint/step-10"));
 }
@@ -139,7 +139,7 @@ TEST_CASE(
                    std::to_string(std::stoi(last) + 1),
                folder)
           .out,
-      "goes on behind step " + last));
+      "goes on after step " + last));
 
   const Outcome plan = run_well(
       "tessera-train --model.dim=16 --model.n_layers=1 --model.n_heads=2 --training.seq_len=16 "
@@ -202,7 +202,7 @@ TEST_CASE("a checkpoint that does not fit is bad input, and stays") {
   const std::string goes = "--ranks 2 --training.steps=9 ";
   CHECK(has(refused(goes + "--model.dim=8"),
             "tessera-train: model.dim: 'checkpoint/step-6' was made with 16, this run has 8; give "
-            "the same, or name another checkpoint.folder\n"));
+            "the same value, or name another checkpoint.folder\n"));
   CHECK(has(refused(goes + "--debug.seed=3"), "debug.seed: "));
   CHECK(has(refused(goes + "--data.heldout=0.2"), "data.heldout: "));
   CHECK(has(refused(goes + "--training.seq_len=8"), "training.seq_len: "));
@@ -210,7 +210,7 @@ TEST_CASE("a checkpoint that does not fit is bad input, and stays") {
   folder.write("other.txt", folder.read("book.txt") + "more");
   CHECK(has(refused(goes + "--data.path=other.txt"), "the contents of data.path: "));
   CHECK(has(refused(goes + "--checkpoint.load_step=4"),
-            "checkpoint.load_step=4: 'checkpoint' has step 6, and the steps between would be "
+            "checkpoint.load_step=4: 'checkpoint' has step 6, so the steps between would be "
             "written twice"));
   CHECK(has(refused(goes + "--checkpoint.load_step=7"), "'checkpoint/step-7' does not exist"));
   CHECK(has(refused(goes + "--checkpoint.folder=none --checkpoint.load_step=7"),

@@ -110,7 +110,7 @@ TEST_CASE("one rank of a world without peers trains as planned, and shows no los
   const Outcome run = run_command(kTiny + "--emulate 4 --training.steps=3", folder.path().string());
   INFO(run.err);
   REQUIRE(run.exit_code == 0);
-  CHECK(has(run.out, "emulated: the first of 4 ranks without its peers"));
+  CHECK(has(run.out, "emulated: the first of 4 ranks runs without its peers"));
   CHECK(has(run.out, "as planned"));
   CHECK(has(run.out, "loss:      nan"));
   CHECK(whole_lines(folder) == 3);

@@ -69,7 +69,7 @@ void write(const std::string& path, const ExportFile& file, const WeightFiles& w
       if (is_narrowed && !are_finite(bytes, entry.dtype))
         throw DataError(concat("tensor ", shown(entry.name), " of ", weights.what(),
                                " is not finite as ", entry.dtype,
-                               ", and nothing is written; take another --dtype"));
+                               ", so nothing is written; take another --dtype"));
       writer.write(entry.name, bytes);
       progress.add(std::ssize(bytes));
     }
@@ -103,7 +103,8 @@ Answer export_weights(const Command& command) {
   const std::string around = folder.has_parent_path() ? folder.parent_path().string() : ".";
   std::error_code ignored;
   if (std::filesystem::exists(std::filesystem::symlink_status(folder, ignored)))
-    throw DataError(concat('\'', folder.string(), "' is there already, and stays; name another"));
+    throw DataError(
+        concat('\'', folder.string(), "' exists already and is kept; name another folder"));
   const std::vector<ExportFile> files = files_for(weights, command);
   std::int64_t total_bytes = 0;
   for (const ExportFile& file : files) total_bytes = checked_add(total_bytes, file.size_bytes);

@@ -24,25 +24,25 @@ namespace {
 using namespace tessera;
 using namespace tessera::checkpoint_tool;
 
-constexpr const char* kHelp = R"(tessera-checkpoint: looks into checkpoints, and changes none.
+constexpr const char* kHelp = R"(tessera-checkpoint: reads checkpoints and changes none.
 
 usage
-  tessera-checkpoint inspect STEP     step, ranks, values, and the tensors of each part
-  tessera-checkpoint verify STEP      reads all bytes on all cores, and says which are not as saved
-  tessera-checkpoint diff A B         which tensors and values have other bits, and by how much
-  tessera-checkpoint export A DIR     writes the weights whole: safetensors files and their index
+  tessera-checkpoint inspect STEP     print step, ranks, values, and the tensors of each part
+  tessera-checkpoint verify STEP      read all bytes on all cores, and say which are not as saved
+  tessera-checkpoint diff A B         list tensors and values whose bits differ, and by how much
+  tessera-checkpoint export A DIR     write the weights whole: safetensors files and their index
 
-STEP is the folder of a checkpoint, as checkpoint/step-100. A and B are checkpoints or weights: a
-file, an index, a folder of Hugging Face's or of PyTorch's sharded form. DIR is a new folder.
+STEP is the folder of a checkpoint, as checkpoint/step-100. A and B are checkpoints or weights:
+a file, an index, or a folder as Hugging Face or PyTorch shards it. DIR is a new folder.
 
 options
-  --json                  one JSON object on stdout in the place of text
-  --dtype TYPE            of export: float32, bfloat16 or float16 for floats of 32 and 16 bits
-  --max-shard-size SIZE   of export: most bytes of tensors in a file, as 500MB or 2GiB (5GB); a
-                          tensor that is larger has a file of its own
-  --help                  this
+  --json                  print one JSON object on stdout, not text
+  --dtype TYPE            for export: write floats of 32 and 16 bits as float32, bfloat16 or float16
+  --max-shard-size SIZE   for export: most bytes of tensors in a file, as 500MB or 2GiB (5GB); a
+                          larger tensor has a file of its own
+  --help                  print this
 
-What takes longer than two seconds says on stderr how far it is.
+A command that takes longer than two seconds prints its progress on stderr.
 
 Exit codes: 0 done; 1 verify or diff found something, or the system refused; 2 bad input, in one
 line on stderr.
@@ -68,7 +68,7 @@ const Verb& verb_of(std::string_view name) {
     if (verb.name == name) return verb;
     all += concat(all.empty() ? "" : ", ", verb.name);
   }
-  throw DataError(concat(shown(name), " is no command; expected one of ", all, ", or --help"));
+  throw DataError(concat(shown(name), " is not a command; expected one of ", all, ", or --help"));
 }
 
 DType dtype_of_option(std::string_view value) {
@@ -130,13 +130,13 @@ Answer answer(const std::vector<std::string>& arguments) {
       command.paths.push_back(argument);
     }
   }
-  if (!verb) throw DataError("no command is given; --help names them");
+  if (!verb) throw DataError("no command is given; try --help");
   if (command.paths.size() != verb->paths)
     throw DataError(concat(verb->name, " takes ", verb->paths,
-                           verb->paths == 1 ? " path, and got " : " paths, and got ",
+                           verb->paths == 1 ? " path, but got " : " paths, but got ",
                            command.paths.size(), "; try --help"));
   if (!of_export.empty() && verb->answer != export_weights)
-    throw DataError(concat(verb->name, " takes no ", of_export, "; export does"));
+    throw DataError(concat(verb->name, " takes no ", of_export, "; only export does"));
   return verb->answer(command);
 }
 

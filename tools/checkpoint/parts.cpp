@@ -28,7 +28,7 @@ RowReader::RowReader(const checkpoint::WeightFiles& files, std::string name, DTy
   const StateSource::Entry entry = files.entry(name_);
   if (!entry.foreign.empty() || std::ssize(entry.shape) > kMaxDims)
     throw DataError(concat("tensor ", shown(name_), " of ", files.what(), " is ", dtype_text(entry),
-                           ' ', shape_text(entry), ", whose values this program does not read"));
+                           ' ', shape_text(entry), ", and this program can't read such values"));
   spec_.shape = Shape(std::span<const std::int64_t>(entry.shape));
   spec_.rows_of_chunk =
       std::max<std::int64_t>(1, kElements / std::max<std::int64_t>(1, spec_.row_numel()));

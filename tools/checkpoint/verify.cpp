@@ -72,8 +72,7 @@ class Verification {
          !ignored && at != end; at.increment(ignored))
       if (at->path().extension() == ".safetensors" &&
           !named.contains(at->path().filename().string()))
-        faults_.push_back(
-            concat('\'', at->path().string(), "' is named by no manifest; remove it"));
+        faults_.push_back(concat('\'', at->path().string(), "' is in no manifest; remove it"));
   }
 
   void open(const WeightFile& meant, const std::string& id) {
@@ -86,7 +85,7 @@ class Verification {
       const std::int64_t count = pieces_of(entry.size_bytes);
       if (box == info.boxes.end() || std::ssize(box->second.checksums) != count)
         throw DataError(concat("tensor ", shown(entry.name), " in '", meant.path,
-                               "' does not have a checksum of each 4 MiB"));
+                               "' does not have a checksum for each 4 MiB"));
       for (std::int64_t i = 0; i < count; ++i)
         pieces_.push_back({&file, &entry, i, box->second.checksums[static_cast<std::size_t>(i)]});
     }

@@ -135,10 +135,10 @@ void apply_file(Config& config, const std::string& path) {
       throw DataError(concat(where, name, " is a section; write [", name, "] above its keys"));
     if (item.name.find('.') != std::string::npos)
       throw DataError(concat(where, "unknown key \"", shortened(item.name),
-                             "\"; write it without quotes, which make one name of it"));
+                             "\"; write the key without quotes, which make one name of it"));
     const Key* key = find_key(name);
     if (key && key->section.empty()) {
-      throw DataError(concat(where, shortened(name), " does not belong into a file; give --", name,
+      throw DataError(concat(where, shortened(name), " does not belong in a file; give --", name,
                              " on the command line"));
     }
     if (!key)

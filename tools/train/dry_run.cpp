@@ -149,7 +149,8 @@ int dry_run(const Config& given, int ranks) {
         "%s", describe(deal_matrices(config, model->parameters(), mesh_sizes(config, ranks).shard))
                   .c_str());
   if (config.training.loss == LossChoice::automatic)
-    std::printf("training.loss=lean, as without a memory.limit nothing else is known to fit\n");
+    std::printf(
+        "training.loss=lean, because without a memory.limit nothing else is known to fit\n");
   std::fflush(stdout);  // the plan may take its time
   const BatchSplit split = split_batch(config, ranks);
   const std::int64_t tokens = split.global / ranks * config.training.seq_len;  // of a rank
@@ -192,7 +193,7 @@ int dry_run(const Config& given, int ranks) {
   }
   std::printf("%s", compare_recompute(config, ranks, *of_rank_0).c_str());
   if (device_choice(config).kind == DeviceKind::cpu)
-    std::printf("beside it, whatever the model: %s of scratch for each thread that runs kernels\n",
+    std::printf("on top, with any model: %s of scratch for each thread that runs kernels\n",
                 mebibytes(kScratchBytes).c_str());
   if (traces) traces->write();
   if (std::fflush(stdout) != 0 || std::ferror(stdout))

@@ -37,9 +37,9 @@ Exit codes: 0 done; 2 bad input; 1 anything else; 128 + signal that ended it.
 constexpr std::string_view kHead =
     R"(Trains a language model, sharded over any number of ranks.
 
-  tessera-train [FILE.toml] [--section.key=value ...] [flags]      what comes later wins
+  tessera-train [FILE.toml] [--section.key=value ...] [flags]      later ones win
   mpirun -n N tessera-train ...                                    ranks as processes
-  torchrun --no-python --nproc-per-node N tessera-train ...        the same, on one machine and without MPI
+  torchrun --no-python --nproc-per-node N tessera-train ...        the same on one machine, without MPI
 
 Examples
   tessera-train --data.path=book.txt --training.steps=200 --sample "In the beginning"
@@ -49,16 +49,16 @@ Examples
   tessera-train --print-config > run.toml
   tessera-train --help=training                                    the options of a section
 
-Exit codes: 0 done; 2 bad input; 1 anything else; 128 + signal after SIGINT or SIGTERM, at the end of the step (at once
-after a second one, and before and after training). SIGUSR2 writes the flight record. Errors are one line on stderr, results go to stdout,
-in colour on a terminal unless NO_COLOR is set or mpirun, whose pipes look like one, has started it.
+Exit codes: 0 done; 2 bad input; 1 anything else; 128 + signal after SIGINT or SIGTERM. The first signal ends training after
+the step; a second one, or one outside of training, ends the program at once. SIGUSR2 writes the flight record.
+Errors are one line on stderr. Results go to stdout, in colour on a terminal, unless NO_COLOR is set or mpirun started the program.
 )";
 
 constexpr std::string_view kTail =
     R"(
 A JSON line (metrics.jsonl) has step, loss (nats per token over the global batch, before the update), grad_norm (before
 clipping), lr, tokens_per_second (whole world), mfu (from 0 to 1), exposed_comm_ms, host_ms, memory_peak_bytes,
-memory_planned_bytes and memory_reserved_bytes (the largest rank's); null is what cannot be known.
+memory_planned_bytes and memory_reserved_bytes (the largest rank's). null stands for what is not known.
 )";
 
 std::string argument_of(const Key& key) {

@@ -19,8 +19,8 @@ nn::Recompute Config::ActivationCheckpoint::recompute() const {
   if (error != std::errc() || stop != end || every < 1)
     throw DataError(
         concat("activation_checkpoint.selective_ac_option=", shortened(selective_ac_option),
-               ": expected op, every_op, or a whole number of at least 1: every so-manieth block "
-               "is computed again"));
+               ": expected op, every_op, or a whole number N of at least 1, which computes every "
+               "N-th block again"));
   return {.every = every};
 }
 

@@ -119,8 +119,8 @@ void RunCheckpoints::find() {
       named("checkpoint.folder", [&] { return checkpoint::newest(c.folder, world_); });
   if (newest && c.load_step >= 0 && c.load_step < *newest && !c.load_only)
     refuse(concat("checkpoint.load_step=", c.load_step, ": '", c.folder, "' has step ", *newest,
-                  ", and the steps between would be written twice; name another "
-                  "checkpoint.folder and this one as checkpoint.initial_load_path"));
+                  ", so the steps between would be written twice; name another checkpoint.folder, "
+                  "and this folder as checkpoint.initial_load_path"));
   if (newest) {
     named("checkpoint.folder",
           [&] { from_.emplace(c.folder, c.load_step >= 0 ? c.load_step : *newest); });
@@ -133,7 +133,7 @@ void RunCheckpoints::find() {
     });
   } else if (c.load_step >= 0) {
     refuse(concat("checkpoint.load_step=", c.load_step, ": '", c.folder,
-                  "' has no checkpoint; leave it out to begin one"));
+                  "' has no checkpoint; leave load_step out to begin one"));
   }
   if (!from_) return;
   // Files that are missing or of another save are told before anything is said or made.
@@ -157,7 +157,7 @@ void RunCheckpoints::check_fit() const {
                                   : is_fixed(key))
       refuse(concat(key, ": '", from_->path(), "' was made with ", text_of(then->second),
                     ", this run has ", text_of(now),
-                    "; give the same, or name another checkpoint.folder"));
+                    "; give the same value, or name another checkpoint.folder"));
   }
 }
 
@@ -174,8 +174,8 @@ void RunCheckpoints::resume(Trainer& trainer, const Say& say) {
   });
   trainer.set_rates();
   world_.barrier();
-  say(concat("checkpoint: goes on behind step ", first_step_, " of '", from_->path(), "', which ",
-             from_->ranks(), from_->ranks() == 1 ? " rank" : " ranks", " saved"));
+  say(concat("checkpoint: the run goes on after step ", first_step_, " of '", from_->path(),
+             "', which ", from_->ranks(), from_->ranks() == 1 ? " rank" : " ranks", " saved"));
   std::string changed;
   for (const auto& [name, now] : facts_)
     if (const auto then = from_->scalars().find(name);

@@ -127,11 +127,11 @@ const std::vector<Key>& schema() {
                                          {.range = between(1, 4096),
                                           .unset = "cores in the affinity mask / ranks in it",
                                           .argument = "N"}),
-      key<&C::flags, &C::Flags::device>("device",
-                                        "where ranks compute: cpu; cuda, rank r on GPU r where "
-                                        "there are as many, else all on the first; or cuda:1, all "
-                                        "on the second",
-                                        {.argument = "DEVICE"}),
+      key<&C::flags, &C::Flags::device>(
+          "device",
+          "where ranks compute: cpu; cuda: rank r on GPU r, or all on the first where there are "
+          "fewer GPUs; cuda:1: all on the second",
+          {.argument = "DEVICE"}),
       key<&C::flags, &C::Flags::dry_run>("dry-run",
                                          "print units, shards, collectives and the planned peak; "
                                          "train nothing, open no data, write "
@@ -142,13 +142,14 @@ const std::vector<Key>& schema() {
           "times of the order of a CPU's)",
           {.choices = {"none", "h100", "h200", "b200", "a100"}, .only_if = kPlanned}),
       key<&C::flags, &C::Flags::gpus_per_machine>(
-          "gpus-per-machine", "how many of them NVLink joins",
+          "gpus-per-machine", "how many GPUs of a machine NVLink joins",
           {.range = between(1, 1024), .only_if = kPriced, .unset = "8", .argument = "N"}),
       key<&C::flags, &C::Flags::machine_efficiency>(
-          "machine-efficiency", "what is reached of the rates of compute and memory in its table",
+          "machine-efficiency",
+          "fraction that is reached of the rates of compute and memory in its table",
           {.range = {0, 2, true, false}, .only_if = kPriced, .argument = "X"}),
       key<&C::flags, &C::Flags::machine_wire>(
-          "machine-wire", "how collectives go over several of them; ring: as NCCL's",
+          "machine-wire", "how collectives cross several machines; ring: as NCCL does",
           {.choices = {"two-level", "ring"}, .only_if = kPriced}),
       key<&C::flags, &C::Flags::load>(
           "load", "start from these weights (safetensors, an index, or their folder)",
@@ -243,7 +244,7 @@ const std::vector<Key>& schema() {
           "a GPU runs steps again as one CUDA graph; needs stop_on_nan=false, one rank a process"),
       key<&C::training, &C::Training::enable_cpu_offload>(
           "training.enable_cpu_offload",
-          "shards, their gradients, moments and the optimizer's step are the host's"),
+          "keep shards, gradients and moments on the host, and run the optimizer there"),
       key<&C::training, &C::Training::loss>(
           "training.loss",
           "fast: head and loss in three products, whose gradients or logits are kept meanwhile; "
@@ -268,14 +269,13 @@ const std::vector<Key>& schema() {
       key<&C::optimizer, &C::Optimizer::weight_decay>(
           "optimizer.weight_decay", "decay of all parameters", {.range = at_least(0)}),
       key<&C::optimizer, &C::Optimizer::no_decay>(
-          "optimizer.no_decay", "those without decay, some of norms,biases,embeddings",
+          "optimizer.no_decay", "parameters without decay: some of norms,biases,embeddings",
           {.argument = "KINDS"}),
       key<&C::optimizer, &C::Optimizer::momentum>(
           "optimizer.momentum", "momentum",
           {.range = fraction(), .only_if = kHasMomentum, .unset = "SGD: 0; Muon: 0.95"}),
-      key<&C::optimizer, &C::Optimizer::nesterov>("optimizer.nesterov",
-                                                  "the gradient once more on top of the momentum",
-                                                  {.only_if = kMuon}),
+      key<&C::optimizer, &C::Optimizer::nesterov>(
+          "optimizer.nesterov", "add the gradient once more to the momentum", {.only_if = kMuon}),
       key<&C::optimizer, &C::Optimizer::ns_steps>(
           "optimizer.ns_steps", "steps of the iteration that makes a matrix orthogonal",
           {.range = between(1, 99), .only_if = kMuon}),
@@ -289,7 +289,7 @@ const std::vector<Key>& schema() {
           {.choices = {"original", "match_rms_adamw"}, .only_if = kMuon}),
       key<&C::optimizer, &C::Optimizer::adamw_lr_factor>(
           "optimizer.adamw_lr_factor",
-          "times lr is the rate of AdamW, which Muon leaves all but the matrices of the blocks to",
+          "this times lr is the rate of AdamW, which updates all but the matrices of the blocks",
           {.range = at_least(0), .only_if = kMuon}),
       key<&C::lr_scheduler, &C::LrScheduler::warmup_steps>(
           "lr_scheduler.warmup_steps", "steps of linear warm-up", {.range = between(0, kMaxCount)}),
@@ -304,7 +304,7 @@ const std::vector<Key>& schema() {
           {.range = between(0, 1), .only_if = kDecays}),
       key<&C::device, &C::DeviceSection::memory>(
           "device.memory",
-          "of a GPU. pieces: as the driver gives it; mapped: behind addresses set aside, so that "
+          "a GPU's memory. pieces: as the driver gives it; mapped: at addresses set aside, where "
           "it grows in place",
           {.choices = {"pieces", "mapped"}, .only_if = kGpu}),
       key<&C::device, &C::DeviceSection::tf32>(
@@ -321,10 +321,11 @@ const std::vector<Key>& schema() {
           {.choices = {"none", "ddp", "zero1", "zero2", "zero3", "hybrid"}}),
       key<&C::parallelism, &C::Parallelism::data_parallel_replicate_degree>(
           "parallelism.data_parallel_replicate_degree",
-          "so many replicas of all parameters, each sharded over its ranks",
+          "number of replicas of all parameters, each sharded over its ranks",
           {.range = between(1, 1 << 20), .argument = "N"}),
       key<&C::parallelism, &C::Parallelism::data_parallel_shard_degree>(
-          "parallelism.data_parallel_shard_degree", "over so many ranks parameters are sharded",
+          "parallelism.data_parallel_shard_degree",
+          "number of ranks that parameters are sharded over",
           {.range = between(1, 1 << 20), .unset = "all ranks of a replica", .argument = "N"}),
       key<&C::parallelism, &C::Parallelism::fsdp_reshard_after_forward>(
           "parallelism.fsdp_reshard_after_forward",
@@ -333,30 +334,31 @@ const std::vector<Key>& schema() {
           {.range = between(2, 1 << 20), .choices = {"default", "always", "never"}}),
       key<&C::parallelism, &C::Parallelism::fsdp_reshard_after_backward>(
           "parallelism.fsdp_reshard_after_backward",
-          "free parameters between micro-batches, too; false: until the update", {}),
+          "free parameters between micro-batches, too; false: keep them until the update", {}),
       key<&C::parallelism, &C::Parallelism::fsdp_gradient_sync>(
           "parallelism.fsdp_gradient_sync",
-          "which micro-batches are reduced; last: unsharded gradients stay until then, but for "
-          "tables in slices (embedding, head); "
-          "all_reduce_last: the last alone over replicas",
+          "after which micro-batches gradients are reduced; last: whole gradients stay until then, "
+          "except those of tables in slices (embedding, head); all_reduce_last: over replicas "
+          "after the last only",
           {.choices = {"always", "last", "all_reduce_last"}}),
       key<&C::activation_checkpoint, &C::ActivationCheckpoint::mode>(
           "activation_checkpoint.mode",
-          "full: keep a block's input only and compute the rest again; selective: less of it",
+          "full: keep only a block's input and compute the rest again; selective: compute less "
+          "again",
           {.choices = {"none", "selective", "full"}}),
       key<&C::activation_checkpoint, &C::ActivationCheckpoint::selective_ac_option>(
           "activation_checkpoint.selective_ac_option",
           "2: every second block, or another number; op: every block, but what attention and every "
           "second product gave is kept; every_op: attention and all products",
           {.only_if = kSelective, .argument = "N|op|every_op"}),
-      key<&C::float8, &C::Float8::recipe_name>("quantize.linear.float8.recipe_name",
-                                               "products of linear layers in 8-bit floats, but the "
-                                               "head's; tensorwise: a scale an operand; "
-                                               "blockwise: one for 128 elements, on a GPU of sm_90",
-                                               {.choices = {"none", "tensorwise", "blockwise"}}),
+      key<&C::float8, &C::Float8::recipe_name>(
+          "quantize.linear.float8.recipe_name",
+          "multiply in 8-bit floats in linear layers, except the head; tensorwise: one scale an "
+          "operand; blockwise: one for 128 elements, on a GPU of sm_90",
+          {.choices = {"none", "tensorwise", "blockwise"}}),
       key<&C::float8, &C::Float8::filter_fqns>(
           "quantize.linear.float8.filter_fqns",
-          "layers stay as they are whose name has one of these in it, as q_proj,down_proj",
+          "leave layers as they are whose name contains one of these, as q_proj,down_proj",
           {.only_if = kFloat8, .argument = "NAMES"}),
       key<&C::checkpoint, &C::Checkpoint::export_dtype>(
           "checkpoint.export_dtype", "type in which --save writes the weights",
@@ -364,7 +366,8 @@ const std::vector<Key>& schema() {
       key<&C::checkpoint, &C::Checkpoint::enable>(
           "checkpoint.enable",
           "save the whole run now and then, and go on from the newest such step, on any --ranks"),
-      key<&C::checkpoint, &C::Checkpoint::folder>("checkpoint.folder", "of checkpoints, step-N",
+      key<&C::checkpoint, &C::Checkpoint::folder>("checkpoint.folder",
+                                                  "folder of the checkpoints, which are step-N",
                                                   {.only_if = kSaves, .argument = "FOLDER"}),
       key<&C::checkpoint, &C::Checkpoint::interval>(
           "checkpoint.interval", "save every so many steps, and at the end",
@@ -381,25 +384,25 @@ const std::vector<Key>& schema() {
           {.range = between(-1, kMaxCount), .only_if = kSaves}),
       key<&C::checkpoint, &C::Checkpoint::initial_load_path>(
           "checkpoint.initial_load_path",
-          "where the folder has none yet, go on from this one, or from the newest below it",
+          "where checkpoint.folder has no checkpoint yet, go on from this one, or from the newest "
+          "in this folder",
           {.only_if = kSaves, .argument = "FOLDER"}),
       key<&C::checkpoint, &C::Checkpoint::exclude_from_loading>(
           "checkpoint.exclude_from_loading",
           "what begins anew: optimizer, dataloader, or both with a comma",
           {.only_if = kSaves, .argument = "NAMES"}),
       key<&C::checkpoint, &C::Checkpoint::enable_first_step_checkpoint>(
-          "checkpoint.enable_first_step_checkpoint", "save behind the first step, too",
+          "checkpoint.enable_first_step_checkpoint", "save after the first step, too",
           {.only_if = kSaves}),
-      key<&C::checkpoint, &C::Checkpoint::load_only>("checkpoint.load_only", "save none",
+      key<&C::checkpoint, &C::Checkpoint::load_only>("checkpoint.load_only", "save no checkpoint",
                                                      {.only_if = kSaves}),
       key<&C::debug, &C::Debug::seed>("debug.seed",
-                                      "of initial weights, shuffling, dropout and sampling",
+                                      "seed of initial weights, shuffling, dropout and sampling",
                                       {.range = between(0, kMaxSeed)}),
       key<&C::debug, &C::Debug::executor>("debug.executor", "what runs the streams",
                                           {.choices = {"threaded", "inline"}}),
       key<&C::debug, &C::Debug::delay_seed>(
-          "debug.delay_seed",
-          "a GPU's operations start late at random, as the seed has it; 0: none",
+          "debug.delay_seed", "start a GPU's operations late, at random by this seed; 0: none",
           {.range = between(0, kMaxCount), .only_if = kGpu}),
       key<&C::debug, &C::Debug::deterministic>(
           "debug.deterministic",
@@ -408,12 +411,13 @@ const std::vector<Key>& schema() {
           {.only_if = kGpu}),
       key<&C::metrics, &C::Metrics::log_freq>("metrics.log_freq", "print every so many steps",
                                               {.range = between(1, kMaxCount)}),
-      key<&C::metrics, &C::Metrics::jsonl>("metrics.jsonl", "one JSON object a step goes here",
-                                           {.argument = "FILE"}),
-      key<&C::metrics, &C::Metrics::peak_tflops>("metrics.peak_tflops", "of one rank; mfu needs it",
+      key<&C::metrics, &C::Metrics::jsonl>(
+          "metrics.jsonl", "write one JSON object a step to this file", {.argument = "FILE"}),
+      key<&C::metrics, &C::Metrics::peak_tflops>("metrics.peak_tflops",
+                                                 "peak of one rank, which mfu needs",
                                                  {.range = above(0), .unset = "no mfu"}),
       key<&C::metrics, &C::Metrics::nvtx>(
-          "metrics.nvtx", "a GPU's operations are ranges in Nsight Systems", {.only_if = kGpu}),
+          "metrics.nvtx", "show a GPU's operations as ranges in Nsight Systems", {.only_if = kGpu}),
       key<&C::validation, &C::Validation::freq>(
           "validation.freq", "held-out loss every so many steps; 0: at the end only",
           {.range = between(0, kMaxCount)}),
@@ -422,12 +426,13 @@ const std::vector<Key>& schema() {
                                                      {.range = between(1, 1 << 20)}),
       key<&C::comm, &C::Comm::heartbeat_timeout_seconds>(
           "comm.heartbeat_timeout_seconds",
-          "a process of this host without life for so long ends the job; 0: never, for debuggers",
+          "end the job where a process of this host shows no life for so long; 0: never, for "
+          "debuggers",
           {.range = between(0, 1 << 20)}),
       key<&C::comm, &C::Comm::flight_record>(
           "comm.flight_record",
-          "the last collectives, where one fails and on SIGUSR2; a "
-          "file each rank, its number before the dot",
+          "write the last collectives here where one fails, and on SIGUSR2; one file a rank, with "
+          "its number before the dot",
           {.argument = "FILE"}),
   };
   return rows;

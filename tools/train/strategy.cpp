@@ -49,10 +49,10 @@ Config apply_strategy(const Config& config, int world_size) {
   if (config.parallelism.strategy == Strategy::hybrid &&
       (replicas < 2 || replicas >= world_size || world_size % replicas != 0))
     throw DataError(concat(strategy,
-                           ": replicas and shards are two ranks or more each; give "
-                           "parallelism.data_parallel_replicate_degree a divisor of the ",
-                           world_size, world_size == 1 ? " rank" : " ranks",
-                           " between 1 and them"));
+                           ": needs two replicas or more of two ranks or more; give "
+                           "parallelism.data_parallel_replicate_degree a divisor of ",
+                           world_size, world_size == 1 ? " rank" : " ranks", " between 1 and ",
+                           world_size));
   Config applied = config;
   applied.parallelism = set_by(config, world_size);
   for (const char* const name : kStandsFor) {

@@ -205,8 +205,8 @@ class Run {
       console_->line(strategy);
     if (world_.kind() == WorldKind::emulated)
       console_->line(concat("emulated: the first of ", world_.size(),
-                            " ranks without its peers; losses and norms mean nothing and are "
-                            "not shown, and the wire takes no time"));
+                            " ranks runs without its peers; the wire takes no time, and losses and "
+                            "norms, which mean nothing, are not shown"));
     if (inputs_.loader)
       console_->line(concat("data ", config_.data.path, ": ", inputs_.loader->samples(),
                             " samples of ", config_.training.seq_len, " tokens to train on, ",
@@ -323,7 +323,7 @@ class Run {
             concat("training.stop_on_nan: ", error.what(),
                    steps_done_ > 0 ? "; lower optimizer.lr or look at the data"
                                    : "; look at --load and checkpoint.export_dtype"));
-      return "nor are the weights before it, and nothing is written";
+      return "the weights before it are not finite either, so nothing is written";
     } catch (const DataError& error) {  // it could be written when the run began
       throw DeviceError(error.what(), error.where());
     }
@@ -443,7 +443,7 @@ int train(const Config& config, const LaunchEnvironment& environment,
     return dry_run(config, ranks);
   }
   if (config.flags.emulate && environment.several_processes())
-    throw DataError("--emulate: is one process without peers; leave the launcher out");
+    throw DataError("--emulate: runs one process without peers; leave the launcher out");
   std::optional<TraceFile> traces;  // of this process's ranks, where it writes
   if (!config.flags.trace.empty() && writes) traces.emplace(config.flags.trace);
   const WorldOptions options = world_options(config, race_checker);

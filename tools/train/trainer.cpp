@@ -113,8 +113,8 @@ Trainer::Trainer(const Config& given, const World& world)
   const Config& config = config_;
   if (config.training.captured_step && world.kind() == WorldKind::local && world.size() > 1)
     throw DataError(
-        "training.captured_step=true: ranks that are threads meet on the host in every "
-        "collective; use --ranks 1, or leave it out");
+        "training.captured_step=true: ranks that are threads meet on the host in every collective; "
+        "use --ranks 1, or leave captured_step out");
   const HybridSizes sizes = mesh_sizes(config, world.size());
   ShardOptions options{.mesh = sizes.replicate == 1 ? DeviceMesh::flat(world)
                                                     : DeviceMesh::hybrid(world, sizes)};

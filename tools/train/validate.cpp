@@ -27,7 +27,7 @@ void check_no_decay(const Config& config) {
     const std::string_view kind = left.substr(0, left.find(','));
     if (kind != "norms" && kind != "biases" && kind != "embeddings")
       fail("optimizer.no_decay=", shortened(config.optimizer.no_decay), ": '", kind,
-           "' is none of norms, biases and embeddings; give these with commas between them");
+           "' is not norms, biases or embeddings; give these with commas between them");
     left.remove_prefix(std::min(kind.size() + 1, left.size()));
   }
 }
@@ -57,22 +57,23 @@ void check_given(const Config& config) {
     const std::string machine =
         concat("--machine=", kMachines.at(static_cast<std::size_t>(config.flags.machine) - 1).name);
     if (device_choice(config).kind == DeviceKind::cpu)
-      fail(machine, ": is a GPU's; add --device=cuda, so that the plan is a GPU's, too");
+      fail(machine, ": is a GPU; add --device=cuda to plan for a GPU");
     if (config.metrics.peak_tflops)
       fail("metrics.peak_tflops=", *config.metrics.peak_tflops, ": ", machine,
-           " has a peak of its own; leave one of them out");
+           " has its own peak; leave one of them out");
   }
   if (config.training.enable_cpu_offload && config.optimizer.name == OptimizerName::muon)
     fail(
-        "training.enable_cpu_offload=true: Muon moves matrices between devices; leave it out, or "
-        "set optimizer.name=AdamW");
+        "training.enable_cpu_offload=true: Muon moves matrices between devices; leave "
+        "enable_cpu_offload out, or set optimizer.name=AdamW");
   if (config.training.captured_step) {
     const std::string key = "training.captured_step=true: ";
     if (device_choice(config).kind == DeviceKind::cpu)
-      fail(key, "only a GPU keeps a step; add --device=cuda, or leave it out");
+      fail(key, "only a GPU can capture a step; add --device=cuda, or leave captured_step out");
     if (config.training.stop_on_nan)
-      fail(key, "the host sees a loss when the step is over, and training.stop_on_nan=true wants ",
-           "to see it before the update; set training.stop_on_nan=false");
+      fail(key,
+           "the host sees a loss after the step, but training.stop_on_nan=true needs it before the "
+           "update; set training.stop_on_nan=false");
     if (config.training.enable_cpu_offload)
       fail(key, "training.enable_cpu_offload=true updates on the host; leave one of them out");
   }
@@ -86,7 +87,7 @@ void check_given(const Config& config) {
     const std::string_view name = rest.substr(0, rest.find(','));
     if (name != "optimizer" && name != "dataloader")
       fail("checkpoint.exclude_from_loading=", config.checkpoint.exclude_from_loading, ": '", name,
-           "' is no part; name optimizer or dataloader");
+           "' is not a part; name optimizer or dataloader");
     rest.remove_prefix(std::min(rest.size(), name.size() + 1));
   }
   if (config.validation.freq > 0 && config.data.heldout == 0) {
@@ -101,7 +102,7 @@ void check_model(const Config& config) {
   if (recompute.every > model.n_layers) {
     fail("activation_checkpoint.selective_ac_option=", recompute.every,
          ": exceeds model.n_layers=", model.n_layers,
-         ", so that no block is computed again; choose less, or activation_checkpoint.mode=none");
+         ", so no block is computed again; choose less, or activation_checkpoint.mode=none");
   }
   if (model.dim % model.n_heads != 0) {
     fail("model.n_heads=", model.n_heads, ": does not divide model.dim=", model.dim,
@@ -110,12 +111,12 @@ void check_model(const Config& config) {
   const std::int64_t head_dim = model.dim / model.n_heads;
   if (head_dim > kernels::kAttentionMaxHeadDim) {
     fail("model.n_heads=", model.n_heads, ": leaves heads of ", head_dim,
-         " channels, and attention takes ", kernels::kAttentionMaxHeadDim,
-         " at most; choose more heads");
+         " channels, but attention takes at most ", kernels::kAttentionMaxHeadDim,
+         "; choose more heads");
   }
   if (model.name == ModelName::llama && head_dim % 2 != 0) {
     fail("model.n_heads=", model.n_heads, ": leaves heads of ", head_dim,
-         " channels, and the rotary embedding turns pairs; choose model.dim / model.n_heads even");
+         " channels, but the rotary embedding turns pairs; make model.dim / model.n_heads even");
   }
   if (model.n_heads % model.kv_heads() != 0) {
     fail("model.n_kv_heads=", model.kv_heads(), ": does not divide model.n_heads=", model.n_heads,
@@ -171,10 +172,10 @@ void check_run(const Config& config, int world_size) {
   check_device(config, world_size);
   if (flags.ranks && *flags.ranks > kMaxThreadRanks && !flags.dry_run) {
     fail("--ranks=", *flags.ranks, ": more than ", kMaxThreadRanks,
-         " ranks as threads; use several processes, or --dry-run to plan");
+         " ranks do not run as threads; use several processes, or --dry-run to plan");
   }
   if (flags.emulate && (flags.ranks || flags.dry_run)) {
-    fail("--emulate=", *flags.emulate, ": is one rank of a world, and ",
+    fail("--emulate=", *flags.emulate, ": runs one rank of a world, but ",
          flags.ranks ? "--ranks starts several" : "--dry-run plans every kind of rank",
          "; leave one of them out");
   }
@@ -184,7 +185,7 @@ void check_run(const Config& config, int world_size) {
   }
   if (flags.dry_run && world_size == 0) {
     fail(
-        "--dry-run: this launcher does not tell how many processes it started; leave the launcher "
+        "--dry-run: this launcher does not say how many processes it started; leave the launcher "
         "out and give --ranks=N");
   }
   if (!flags.trace.empty() && config.training.steps == 0 && !flags.dry_run) {
@@ -227,7 +228,7 @@ void check_float8(const Config& config, const BatchSplit& split) {
   const bool by_block = config.float8.recipe_name == Float8Recipe::blockwise;
   if (machine.fp8_product_flops_per_second > 0 && (!by_block || machine.has_fp8_blocks)) return;
   fail("quantize.linear.float8.recipe_name=", by_block ? "blockwise" : "tensorwise",
-       ": --machine=", machine.name, " has no such products; choose another --machine",
+       ": --machine=", machine.name, " has no such 8-bit products; choose another --machine",
        machine.fp8_product_flops_per_second > 0 ? ", or tensorwise" : "");
 }
 
@@ -283,9 +284,8 @@ HybridSizes mesh_sizes(const Config& given_config, int world_size) {
          world_size / replicate);
   const int kept_over = config.parallelism.fsdp_reshard_after_forward.ranks();
   if (kept_over > 0 && (kept_over >= shard || shard % kept_over != 0))
-    fail("parallelism.fsdp_reshard_after_forward=", kept_over, ": of ", shard,
-         shard == 1 ? " rank" : " ranks",
-         " that shard; give a divisor of them, above 1 and below them");
+    fail("parallelism.fsdp_reshard_after_forward=", kept_over, ": does not split the ", shard,
+         shard == 1 ? " rank" : " ranks", " that shard; give a divisor above 1 and below ", shard);
   return {.replicate = static_cast<int>(replicate), .shard = static_cast<int>(shard)};
 }
 

@@ -99,7 +99,7 @@ std::string gpus() {
     }
     text += line("gpu", concat(model, ", ", uuid, ", bus ", folder.filename().string()));
   }
-  return text.empty() ? line("gpu", "none that a driver of NVIDIA lists") : text;
+  return text.empty() ? line("gpu", "no GPU that a driver of NVIDIA lists") : text;
 }
 
 std::string nccl() {
@@ -163,10 +163,9 @@ std::string where_text(std::exception_ptr& broken) {
   text += about_rank + gpus() + line("nccl", nccl());
   if (const char* connections = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
       connections && std::string_view(connections) == "1")
-    text +=
-        line("warning",
-             "CUDA_DEVICE_MAX_CONNECTIONS=1 puts all streams of a GPU into one queue, and gathers "
-             "no longer run beside compute; unset it");
+    text += line("warning",
+                 "CUDA_DEVICE_MAX_CONNECTIONS=1 puts all streams of a GPU into one queue, so "
+                 "gathers no longer run beside compute; unset it");
   return text;
 }
 
