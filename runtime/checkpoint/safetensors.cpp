@@ -32,7 +32,7 @@ void check_cover(const std::vector<SafetensorsEntry>& entries, std::int64_t data
       throw DataError(concat(file, ": tensor ", shown(entry.name), " begins at ", entry.begin_bytes,
                              entry.begin_bytes < end ? ", inside " : ", which leaves a hole after ",
                              last ? shown(last->name) : std::string("the header"), " that ends at ",
-                             end));
+                             end, "; write the file again"));
     }
     end = entry.begin_bytes + entry.size_bytes;
     last = &entry;

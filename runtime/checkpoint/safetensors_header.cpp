@@ -126,8 +126,9 @@ class HeaderReader final : public json::Reader {
     bool has_dtype = false, has_shape = false, has_offsets = false;
   };
 
-  [[noreturn]] void fail(const std::string& what) const {
-    throw DataError(concat(file_, ": tensor ", shown(tensor_.entry.name), " ", what));
+  [[noreturn]] void fail(const std::string& what,
+                         const char* remedy = "write the file again") const {
+    throw DataError(concat(file_, ": tensor ", shown(tensor_.entry.name), " ", what, "; ", remedy));
   }
 
   void finish_tensor() {
@@ -175,7 +176,7 @@ class HeaderReader final : public json::Reader {
         return;
       }
     }
-    fail(concat("has dtype ", shown(text), ", whose size is not known; write it as F32 or BF16"));
+    fail(concat("has dtype ", shown(text), ", whose size is not known"), "write it as F32 or BF16");
   }
 
   const std::string& file_;
