@@ -8,10 +8,12 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <ctime>
 #include <filesystem>
 #include <utility>
 #include <vector>
 
+#include "runtime/checkpoint/shard_info.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/base/log.hpp"
 
@@ -46,8 +48,21 @@ bool is_at(const Descriptor& folder, const std::string& path) {
          own.st_dev == named.st_dev && own.st_ino == named.st_ino;
 }
 
+// Whether a folder of this name was made on another host within the last day.
+bool is_lately_others(const std::string& path) {
+  constexpr std::size_t kDigits = 16;
+  constexpr std::time_t kDay = 24 * 60 * 60;
+  std::uint64_t host = 0;
+  const std::string_view id = std::string_view(path).substr(path.rfind('-') + 1);
+  struct stat status{};
+  return id.size() == 2 * kDigits && read_hex(id.substr(0, kDigits), host) &&
+         host != NewFolder::own_host() && ::lstat(path.c_str(), &status) == 0 &&
+         std::time(nullptr) - status.st_mtim.tv_sec < kDay;
+}
+
 // Where the hidden folder at `path` has no owner: takes it away.
 void remove_if_left(const std::string& path) {
+  if (is_lately_others(path)) return;
   const Descriptor folder = open_folder(path);
   if (folder.number() < 0 || ::flock(folder.number(), LOCK_EX | LOCK_NB) != 0) return;
   // Another program may have taken this one away, and the owner made the next.
@@ -145,6 +160,12 @@ void NewFolder::commit() {
   if (failed != 0) fail(path_, "could not be given its name");
   is_committed_ = true;
   sync_folder(folder_);
+}
+
+std::uint64_t NewFolder::own_host() {
+  char name[256] = "";
+  ::gethostname(name, sizeof name - 1);
+  return checksum_of(name, std::strlen(name));
 }
 
 void NewFolder::sweep(const std::string& folder) {

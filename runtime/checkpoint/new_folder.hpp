@@ -65,7 +65,10 @@ class NewFolder {
   // Throws: DataError where the name was taken meanwhile.
   void commit();
 
-  // Removes what programs that are no more have left in `folder`.
+  // The number of this host's name, with which the ids of its folders begin.
+  static std::uint64_t own_host();
+  // Removes what programs that are no more have left in `folder`. A lock of another host may be
+  // invisible here, as on NFS without its lock service, so its folders must be a day old, too.
   static void sweep(const std::string& folder);
   // Removes `folder`/`name` in one step, as seen from outside.
   static void remove(const std::string& folder, const std::string& name, const std::string& id);

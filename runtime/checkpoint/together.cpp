@@ -5,6 +5,7 @@
 #include <exception>
 #include <random>
 
+#include "runtime/checkpoint/new_folder.hpp"
 #include "runtime/checkpoint/shard_info.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/checkpoint/model.hpp"
@@ -63,13 +64,16 @@ void on_all(const World& world, const std::function<void()>& f) {
 }
 
 std::string common_id(const World& world) {
-  double halves[2] = {};
+  double halves[4] = {};
   if (world.rank() == 0) {
     std::random_device random;
-    for (double& half : halves) half = static_cast<double>(random() & 0xffffffff);
+    const std::uint64_t host = NewFolder::own_host();
+    const std::uint64_t drawn[] = {host >> 32, host & 0xffffffff, random(), random()};
+    std::ranges::copy(drawn, halves);
   }
   world.sum(halves);
-  return hex(static_cast<std::uint64_t>(halves[0]) << 32 | static_cast<std::uint64_t>(halves[1]));
+  const auto half = [&](int i) { return static_cast<std::uint64_t>(halves[i]); };
+  return hex(half(0) << 32 | half(1)) + hex(half(2) << 32 | half(3));
 }
 
 std::vector<Manifest::File> gathered(const World& world, const std::vector<Manifest::File>& own) {

@@ -16,7 +16,7 @@ namespace tessera::checkpoint {
 // rank the error has.
 void on_all(const World& world, const std::function<void()>& f);
 
-// A number that rank 0 draws, the same on every rank.
+// A name of 32 digits that rank 0 draws, the same on every rank: its host's 16, then random ones.
 std::string common_id(const World& world);
 
 // What every rank's files are, rank after rank: by sums of a few numbers, which need no memory of a

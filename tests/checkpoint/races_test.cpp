@@ -7,10 +7,12 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <thread>
 
 #include "runtime/checkpoint/new_folder.hpp"
+#include "runtime/checkpoint/shard_info.hpp"
 #include "tests/checkpoint/saved_steps.hpp"
 #include "tests/checkpoint/system_calls.hpp"
 #include "tests/support/catch.hpp"
@@ -241,4 +243,25 @@ TEST_CASE("a file system without locks takes checkpoints, and keeps what others 
   const CallWatch watch(folder, {.rank = 0, .at = lock + 1, .error = ENOSYS});
   for (const std::string& said : heard_of_save(folder, ++step)) CHECK(said == "");
   CHECK(hidden_in(folder).size() == 1);
+}
+
+// The lock of its owner, on another host, is not seen here.
+TEST_CASE("a save leaves another host's unfinished folder alone for a day") {
+  const TemporaryFolder root;
+  const std::string folder = root / "run";
+  fs::create_directory(folder);
+  const std::string random(16, '0');
+  const auto left = [&](std::uint64_t host) {
+    return concat(folder, "/.unfinished-step-9-", checkpoint::hex(host), random);
+  };
+  const std::string own = left(checkpoint::NewFolder::own_host()),
+                    others = left(checkpoint::NewFolder::own_host() + 1);
+  fs::create_directory(own);
+  fs::create_directory(others);
+  for (const std::string& said : heard_of_save(folder, 1)) CHECK(said == "");
+  CHECK_FALSE(fs::exists(own));
+  CHECK(fs::exists(others));
+  fs::last_write_time(others, fs::file_time_type::clock::now() - std::chrono::hours(25));
+  for (const std::string& said : heard_of_save(folder, 2)) CHECK(said == "");
+  CHECK_FALSE(fs::exists(others));
 }
