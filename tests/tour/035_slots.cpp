@@ -10,9 +10,17 @@
 // So these buffers do not come from the pool. They are slots of an arena, at addresses that a plan
 // has chosen: slots that are to be alive at the same time lie apart, all others may share. To let a
 // gather start early, the plan counts its slot as taken from a call earlier on. Using a slot first
-// waits, on the device, for the last uses of whatever lay there before, and for nothing else. This
-// lesson writes the plan by hand. A model's plan is made of the takes and give-backs of the step
-// before, and at first of one call of each unit.
+// waits, on the device, for the last uses of whatever lay there before, and for nothing else. So a
+// steady step fires no gate.
+//
+// This lesson writes the plan by hand. A model's plan is made of the takes and give-backs of the
+// step before, and at first of one call of each unit. All ranks make the same calls, so all make
+// the same plan. A slot that the plan lacks lies in a gap or in a new block. A piece of gradients
+// ends later than its give-back, as `reductions_in_flight` allows.
+//
+// A step's peak is the most bytes of shards, gradients, moments, activations and taken slots that
+// are alive at once. A dry run on the `virtual` executor counts it without touching memory (lesson
+// 85).
 //
 // PyTorch: FSDP2's buffers come from the caching allocator. It keeps references to them until the
 // stream that reads them has been waited for, and so does without `record_stream`; where they lie,
@@ -98,7 +106,7 @@ static void slots_of_many_sizes() {
     const auto call = static_cast<std::int64_t>(i);
     alive.push_back({.bytes = layers[i], .begin = call - 1, .end = call + 1});  // one call ahead
   }
-  const ts::PlacedIntervals plan = ts::place(alive);
+  const ts::PlacedIntervals plan = ts::place(alive);  // best fit gives each its address
   const std::int64_t sum = std::accumulate(layers.begin(), layers.end(), std::int64_t{0});
   std::cout << "3. Layers of 8, 2, 2, 2 and 8 MiB: " << plan.bytes / kMiB
             << " MiB, where two equal "

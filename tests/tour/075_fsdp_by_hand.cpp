@@ -7,6 +7,9 @@
 //   forward    gather W │ y = x W^T │ free W
 //   backward   gather W │ dx = g W  │ dW = g^T x │ free W │ reduce-scatter dW
 //
+// Peers read the shard where it lies here. `fully_shard` copies it into its place in the slot
+// first, and gathers in place.
+//
 // That is all that sharding computes, and one operation with a derivative (lesson 50) on two
 // collectives (lesson 60) says it. `fully_shard` gives the same bits. What it does beside this: a
 // layer's gather does not wait for the layer before, because its slot lies elsewhere (lesson 35);
@@ -106,6 +109,7 @@ static ts::Tensor linear(const ts::Tensor& x, Shard& weight) {
 static void on_one_rank(ts::World& world) {
   // The model as the library shards it, whose values the other one takes over.
   ts::nn::Linear up(4, 8, {.bias = false}), down(8, 2, {.bias = false});
+  // By default what is called last stays gathered until backward; `always` frees it, too.
   const ts::ShardOptions options{.mesh = ts::DeviceMesh::flat(world),
                                  .reshard_after_forward = ts::Reshard::always};
   for (ts::nn::Linear* layer : {&up, &down}) {

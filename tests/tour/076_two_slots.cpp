@@ -108,7 +108,10 @@ class Weights {
         {kWidth / world_.size(), kWidth}, ts::f32);
   }
 
-  // Waits for the last use of what lay in the slot, and for nothing else.
+  // Of memory, it waits for the last use of what lay in the slot, and for nothing else. These
+  // layers are frozen, so no update has to be waited for; `fully_shard`'s gather waits for the last
+  // update of its parameters, too. The collective begins when all ranks' inputs are ready. An event
+  // that was never recorded is over, so the first wait costs nothing.
   void gather(int k) {
     Slot& into = slot(k);
     if (into.layer == k) return;
@@ -208,7 +211,9 @@ int main() {
             << " s in two\n3. A host that reads a value of each layer: " << late
             << " s, with prefetching " << early << " s\n"
             << "4. fully_shard, whose host reads nothing: " << library << " s\n";
-  // What lies in a slot at the turn is there in backward: one layer, or two.
+  // There are eight gathers each way, and all but the first are waited for where there is one slot.
+  // What lies in a slot at the turn is there in backward: one layer, or two. So backward has seven
+  // gathers, or six, for which it waits.
   CHECK(one == 8 * 3 + 7 * 2 && late == 8 * 3 + 6 * 2);
   CHECK(two == 2 + 8 * 3);  // only the first gather is exposed
   CHECK(early == two && library == two);

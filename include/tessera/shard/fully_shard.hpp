@@ -41,9 +41,9 @@ class Reshard {
   // forward calls last.
   static const Reshard automatic;
   // From forward to backward each rank keeps 1/ranks of the full parameters. Backward gathers them
-  // from as many neighbours (ZeRO++: hpZ). Neighbours are on one machine where that is possible.
-  // `ranks` divides the number of ranks that shard, and is neither 1 nor all of them. The mesh has
-  // all ranks of the world.
+  // from a group of `ranks` neighbours, this rank among them (ZeRO++: hpZ). Neighbours are on one
+  // machine where that is possible. `ranks` divides the number of ranks that shard, and is neither
+  // 1 nor all of them. The mesh has all ranks of the world.
   static constexpr Reshard to(int ranks) noexcept { return {Kind::to, ranks}; }
 
   bool operator==(const Reshard&) const = default;
@@ -97,8 +97,10 @@ struct MixedPrecision {
 // CPUOffloadPolicy, always pinned).
 //
 //   none   on the device
-//   cpu    on the host beside the device (Device::host). A gather casts there and copies the unit's
-//          shard to the device at once. A reduction copies the sums of a piece back at once.
+//   cpu    on the host beside the device (Device::host). A gather casts there, and copies the
+// unit's
+//          shard to the device in one copy for each dtype. A reduction copies the sums of a piece
+//          back in one copy.
 //          Parameter::shard and grad, state dicts and clip_grad_norm's norm are tensors of the
 //          host; their operations run on the stream `offload`. The device keeps slots, activations,
 //          and staging for two of the largest shards and two of the largest pieces. On a CPU, host
@@ -120,12 +122,12 @@ struct ShardOptions {
   // How many gradients may wait for the network, 1 to 64. Backward fills a unit's gradients piece
   // by piece (`piece_bytes`). Before it fills the next one it waits, on the device, until the
   // queued pieces fit into this limit. 1 needs least memory, and 2 hides a slow network. The exact
-  // limit is n times the unit's largest piece, less a third of one piece. A unit that calls other
-  // units sends all its pieces together, and the limit counts all of them.
+  // limit in bytes is `reductions_in_flight` times the unit's largest piece, less a third of it. A
+  // unit that calls other units sends all its pieces together, and the limit counts all of them.
   int reductions_in_flight = 1;
   // How many forwards of the root the host may be ahead of the device, 1 to 64. It bounds the
   // host's memory in a program that seldom reads a value. Only the root's value counts, so one set
-  // of options serves a whole model; slice_bytes is the same.
+  // of options serves a whole model. This holds for slice_bytes, too.
   int forwards_ahead = 2;
   // The most bytes that one slice of a streamed parameter has, counted in the full tensor; see
   // nn::Module::stream_parameter. 0: the gradient of a slice is at most as large as the largest
@@ -133,7 +135,8 @@ struct ShardOptions {
   // bytes.
   std::int64_t slice_bytes = 0;
   // Whether gradients of slices wait, too, while set_requires_gradient_sync holds reductions back.
-  // Each rank then keeps the whole gradient of a table. If false, each backward reduces its slices.
+  // If true, each rank meanwhile keeps the whole gradient of a streamed parameter. If false, each
+  // backward reduces its slices.
   bool slices_wait = false;
   // A unit's gradients are reduced in pieces, each as soon as backward has made it. A parameter
   // with so many bytes of gradient is a piece, and smaller ones fill a piece together. A piece
@@ -143,8 +146,8 @@ struct ShardOptions {
   // its own. Small is a chunk of at most this many bytes in f32, whose parameter has less than
   // `piece_bytes` of gradient. Two kernels of a unit copy such chunks. A gather packs nothing if
   // small chunks are more than half of the unit's bytes. A reduction packs nothing if they are more
-  // than half of its gradients; there a chunk counts in steps of 64 elements. One small chunk alone
-  // is not packed. 0: none.
+  // than half of its gradients; for this each chunk counts as rounded up to 64 elements. One small
+  // chunk alone is not packed. 0: none.
   std::int64_t packed_bytes = 4096;
   // The same for all units of a root.
   Offload offload = Offload::none;
@@ -159,20 +162,21 @@ struct ShardOptions {
   // Parameters that the unit leaves alone (PyTorch: ignored_params). Units around it must ignore
   // them, too. Each rank has them whole and in f32, with its own gradients. The program divides and
   // sums these gradients before it clips. An optimizer skips a parameter that this rank has not
-  // used, whatever is written to grad(). To use one, add 0 * p to the loss. materialize, init,
-  // optimizers, state dicts and reset treat them as parameters without units. They do not go with
-  // offload. A model that has memory already can ignore only parameters that were registered since
-  // then. Ranks may have different values of an ignored parameter. Then an operation that would
-  // keep only rank 0's value is an error: save_weights, a load from rank 0, a state dict for rank
-  // 0.
+  // used, whatever is written to grad(). A parameter that this rank did not need is made
+  // to count as used by 0 * p in the loss. materialize, init,
+  // optimizers, state dicts and reset treat them as parameters without units. A unit with
+  // Offload::cpu cannot ignore parameters. A model that has memory already can ignore only
+  // parameters that were registered since then. Ranks may have different values of an ignored
+  // parameter. Then an operation that would keep only rank 0's value is an error: save_weights, a
+  // load from rank 0, a state dict for rank 0.
   std::vector<Parameter> ignored{};
 };
 
 // Makes `module` a unit. Call it for inner modules first; the outermost call makes the root. Values
 // that exist are kept, and so are an optimizer's moments of them. Gradients are not kept.
 //   A model that has run may grow between steps, on every rank alike. The root's next call takes in
-// units that were made below it. A unit that has run as a root of its own is taken in, too. This
-// call throws for a parameter that lies in no unit and is not ignored.
+// units that were made below it. A unit that has run as a root of its own is taken in, too. The
+// root's next call throws for a parameter that lies in no unit and is not ignored.
 //   Called again for a unit, this takes in the parameters that were registered below its module
 // since, and gives them memory where the unit has some. The unit is made anew on its mesh, with
 // these options. Decisions by shard/runtime_control.hpp are forgotten for this unit.
@@ -219,8 +223,8 @@ void skip_backward(const Tensor& loss, bool retain_graph = false);
 // Calls f(name, full tensor) for every parameter below `module`, in the same order on every rank.
 // Each is gathered from the shards when its turn comes, in the dtype in which it is stored. f may
 // read the tensor until it returns. Collective over each mesh.
-//   Throws: ContractError for a parameter without memory, where optimizers of ranks that share it
-// have made different numbers of steps, and where the tensor is used later.
+//   Throws: ContractError for a parameter without memory; if the ranks of its mesh have made
+// different numbers of optimizer steps; if the tensor is used after f has returned.
 void for_each_full_parameter(
     nn::Module& module, const std::function<void(const std::string& name, const Tensor& full)>& f);
 

@@ -2,8 +2,8 @@
 // stay open, and which backwards reduce (PyTorch: the methods of FSDPModule).
 //
 // Every rank makes the same of these calls, at the same point among its calls of the model, because
-// gathers are collectives. Where a rank has decided otherwise, the unit's next gather is a
-// CommError on every rank that names the unit and the decision. Where ranks decided differently
+// gathers are collectives. Where a rank has decided otherwise, the unit's next gather fails
+// on every rank. The CommError names the unit and the decision. Where ranks decided differently
 // before the root's first call, that call throws a ContractError. A unit that stays open gathers
 // nothing, so the error comes with the next collective that differs between ranks. Replicas share
 // no gathers, so the error comes with their next all-reduce, or as a timeout.
@@ -34,12 +34,12 @@ namespace tessera {
 // streamed parameter stays as it is: one slice is there at a time.
 //   With gradients enabled, all ranks then reduce the unit once, also those that have not used it.
 // The backward of the root's next forward makes this reduction. If no forward follows, the backward
-// of the root's last forward makes it. Further calls or forwards may bring the unit's gradients in
-// several parts. All ranks must then use the unit alike. Otherwise each rank gets a CommError that
-// says `unshard` behind the name of the reduction.
-//   Throws: ContractError for a module that is no unit or has no memory; for a unit inside of
-// another one before the root's first call, or since a failed step; in backward, recomputed
-// functions included.
+// of the root's last forward makes it. If the unit is called again before that backward, its
+// gradients may be reduced in several parts. All ranks must then use the unit alike. Otherwise each
+// rank gets a CommError that says `unshard` behind the name of the reduction.
+//   Throws: ContractError for a module that is no unit or has no memory; for a unit inside
+// another one, if the root has not been called yet, or not since a failed step; inside backward and
+// recomputed functions.
 void unshard(nn::Module& module);
 // Closes the unit, and slices of it that have stayed open. The next use gathers them again. It does
 // nothing to a unit that is closed.
@@ -52,8 +52,9 @@ void reshard(nn::Module& module);
 // `recurse`: the setting holds for all units below the module, too.
 
 // Sets ShardOptions::reshard_after_forward from here on. shard_plan counts gathers accordingly. The
-// next steps plan their slots anew, once for each way of resharding. With it a phase of forwards
-// without gradients, as an evaluation or a rollout, gathers once:
+// first steps after a change plan their slots anew. A way of resharding that was planned before
+// keeps its plan. So a phase of forwards without gradients, as an evaluation or a rollout, gathers
+// once:
 //
 //   set_reshard_after_forward(model, Reshard::never);
 //   { NoGradGuard no_gradient; for (...) model(x); }
@@ -78,14 +79,14 @@ void set_unshard_in_backward(nn::Module& module, bool unshards);
 // --- Which gathers run ahead ---
 
 // When the unit is called, the gathers of these units are queued behind its own, in this order. At
-// first the list is empty. It matters where the host is not ahead of the device already.
+// first the list is empty. A list helps only where the host is not ahead of the device already.
 //   Throws: as set_reshard_after_forward, and ContractError that names a module that is no unit
 // under the same root.
 void set_modules_to_forward_prefetch(nn::Module& module, const std::vector<nn::Module*>& modules);
 // When backward enters the unit, the gathers of these units are queued. They stand in for the
 // default, which is the `prefetch_depth` units that come next; an empty list brings it back. The
-// root's list is queued before the root's own gather, which waits until forward has ended. A unit
-// that backward does not enter after all is closed at its end.
+// root's list is queued before the root's own gather, which waits until forward has ended. A listed
+// unit that backward never enters is closed when backward ends.
 void set_modules_to_backward_prefetch(nn::Module& module, const std::vector<nn::Module*>& modules);
 
 // --- Gradients ---
@@ -115,7 +116,8 @@ void set_modules_to_backward_prefetch(nn::Module& module, const std::vector<nn::
 //   While gradients wait, an optimizer's step, clip_grad_norm and GradScaler::unscale throw a
 // ContractError that names the unit. Parameter::grad has what was reduced. zero_grad drops the
 // waiting gradients of its parameters. Freezing a parameter drops its waiting gradient. reset drops
-// all of them. Where something was frozen or thawed, the root's next call reduces what is left.
+// all of them. Where something was frozen or thawed, the root's next call reduces the
+// gradients that still wait.
 //   Throws: ContractError where there is no such unit, within a call of one and within backward.
 // Where ranks differ, the step fails on all of them with a CommError.
 void set_requires_gradient_sync(nn::Module& module, bool requires_gradient_sync,
@@ -158,12 +160,13 @@ using AllReduceHook = std::function<void(const ReducedGradient&)>;
 // program sums over further ranks. The hook is called on the host, in backward, in one order on all
 // ranks. Dry runs call it, too, so that what it queues is planned and priced; it reads no values
 // there.
-//   It may queue anything on `ReducedGradient::stream`, which is the stream of the reduction, or
-// `stream`. Collectives belong there, too; on another stream they need events between. The engine
-// orders its own work around what the hook queues, and takes no memory for it. On
-// `StreamId::compute` the operations of tensors and distributed/collectives.hpp work as they are,
-// at the price of overlap. With another `stream`, they need two waits. Before them compute waits
-// for `stream.record()`. After them `stream` waits for an event that compute records.
+//   It may queue anything on `ReducedGradient::stream`. That is the argument `stream` if one is
+// given, and else the stream of the reduction. Collectives belong there, too; on another stream
+// they need events between. The engine orders its own work around what the hook queues, and takes
+// no memory for it. On `StreamId::compute` the operations of tensors and
+// distributed/collectives.hpp work as they are, at the price of overlap. With another stream,
+// compute must wait for `stream.record()` before these operations. Afterwards `stream` must wait
+// for an event that compute records.
 //
 //   auto mesh = DeviceMesh::grid(world, {{"replicas", 2}, {"shards", 4}});
 //   fully_shard(model, {.mesh = mesh["shards"]});
