@@ -32,7 +32,8 @@ constexpr std::int64_t kMiB = 1 << 20;
 // An operation that says what it touches, as every operation of the library does. An Access is a
 // range of bytes, read or written, and the LastUse of their allocation: for each stream, the last
 // tick at which it touched them. The launch writes its tick there, and a free reads it: streams
-// other than the buffer's own that are found there, and that it has not waited for, make the gate.
+// other than the buffer's own that are found there, and that it has not waited for, make the gate:
+// an event of each of them.
 template <class Body>
 static void use(const ts::Stream& stream, const ts::Buffer& buffer, const Body& body) {
   const ts::Access accesses[] = {

@@ -110,8 +110,9 @@ class Weights {
 
   // Of memory, it waits for the last use of what lay in the slot, and for nothing else. These
   // layers are frozen, so no update has to be waited for; `fully_shard`'s gather waits for the last
-  // update of its parameters, too. The collective begins when all ranks' inputs are ready. An event
-  // that was never recorded is over, so the first wait costs nothing.
+  // update of its parameters, too. The collective begins when all ranks' inputs are ready. The host
+  // waits for none of these. An event that was never recorded is over, so the first wait costs
+  // nothing.
   void gather(int k) {
     Slot& into = slot(k);
     if (into.layer == k) return;

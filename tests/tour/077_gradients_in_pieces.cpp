@@ -13,7 +13,8 @@
 // is there, and less is left at the end, where no compute is beside it.
 //
 // fully_shard cuts a unit's gradients by `piece_bytes`, the last parameter first, and
-// `reductions_in_flight` says how much may be on its way while backward writes the next.
+// `reductions_in_flight` says how much may be on its way while backward writes the next. In the
+// plan of slots, a piece stays taken behind its give-back for as long as that allows.
 //
 // PyTorch: FSDP2 reduces a module's gradients at once, when its backward has ended, out of a buffer
 // that they are copied to. DDP has buckets, which are pieces of this kind.

@@ -9,12 +9,12 @@
 //                  └ loss
 //   rank 2   0 1 2 3 │ loss      │ 3 2 1 0
 //
-// What a rank lacks travels as zeros. Beside each gradient travels an arrival count: how many ranks
-// had one. Each rank divides its gradient by the number of ranks where it writes it, whatever the
-// count. So the rows of block 3 get (g0 + g2) / 3 on the rank that keeps them, and every rank has
-// the count. Where the count is 0, no rank had a gradient: it is none, and optimizers leave the
-// parameter alone, without decay too. A rank that leaves out a whole backward says `skip_backward`
-// (lesson 83).
+// What a rank lacks travels as zeros: rank 1 sends zeros for block 3, with a count of 0. Beside
+// each gradient travels an arrival count: how many ranks had one. Each rank divides its gradient by
+// the number of ranks where it writes it, whatever the count. So the rows of block 3 get (g0 + g2)
+// / 3 on the rank that keeps them, and every rank has the count. Where the count is 0, no rank had
+// a gradient: it is none, and optimizers leave the parameter alone, without decay too. A rank that
+// leaves out a whole backward says `skip_backward` (lesson 83).
 //
 // PyTorch: FSDP2 reduces in hooks of what a module's backward reaches. Rank 1 would not reduce
 // block 3 at its place, and its peers' reductions would meet others, or none. Programs add 0 times
@@ -135,7 +135,7 @@ static void a_call_is_missing() {
       ts::sum(chain(1, world.rank() == 1 ? 3 : 4).back()).backward();
       world.device().synchronize();
     });
-  } catch (const ts::CommError& error) {
+  } catch (const ts::CommError& error) {  // every rank's, and names the unit
     heard = error.what();
   }
   std::cout << "3. Rank 1 does not even call block 3:\n   " << heard << '\n';
