@@ -115,15 +115,15 @@ struct ShardOptions {
   DeviceMesh mesh;
   MixedPrecision precision = {};
   Reshard reshard_after_forward = Reshard::automatic;
-  // How many gathers backward queues ahead of the unit that it enters, 1 to 64. Forward gives this
-  // many gathers slots of their own, beside the slot of the open unit. So it also limits how far
+  // How many gathers backward queues ahead of the unit that it enters, 1 to 64. In forward this
+  // many gathers have their own slots, beside the slot of the open unit. So it also limits how far
   // gathers run ahead in forward.
   int prefetch_depth = 1;
   // How many gradients may wait for the network, 1 to 64. Backward fills a unit's gradients piece
   // by piece (`piece_bytes`). Before it fills the next one it waits, on the device, until the
   // queued pieces fit into this limit. 1 needs least memory, and 2 hides a slow network. The exact
-  // limit in bytes is `reductions_in_flight` times the unit's largest piece, less a third of it. A
-  // unit that calls other units sends all its pieces together, and the limit counts all of them.
+  // limit is (`reductions_in_flight` - 1/3) times the bytes of the unit's largest piece. A unit
+  // that calls other units sends all its pieces together, and the limit counts all of them.
   int reductions_in_flight = 1;
   // How many forwards of the root the host may be ahead of the device, 1 to 64. It bounds the
   // host's memory in a program that seldom reads a value. Only the root's value counts, so one set
@@ -139,15 +139,15 @@ struct ShardOptions {
   // backward reduces its slices.
   bool slices_wait = false;
   // A unit's gradients are reduced in pieces, each as soon as backward has made it. A parameter
-  // with so many bytes of gradient is a piece, and smaller ones fill a piece together. A piece
+  // with at least `piece_bytes` of gradient is a piece. Smaller ones fill a piece together. A piece
   // should take several times as long as the latency of a collective.
   std::int64_t piece_bytes = std::int64_t{32} << 20;
   // Small chunks, as those of norms and biases, travel packed: unpacked, each would be a message of
   // its own. Small is a chunk of at most this many bytes in f32, whose parameter has less than
   // `piece_bytes` of gradient. Two kernels of a unit copy such chunks. A gather packs nothing if
-  // small chunks are more than half of the unit's bytes. A reduction packs nothing if they are more
-  // than half of its gradients; for this each chunk counts as rounded up to 64 elements. One small
-  // chunk alone is not packed. 0: none.
+  // small chunks are more than half of the unit's bytes. A reduction packs nothing if small
+  // chunks are more than half of its gradients. Here each small chunk is rounded up to 64 elements.
+  // One small chunk alone is not packed. 0: none.
   std::int64_t packed_bytes = 4096;
   // The same for all units of a root.
   Offload offload = Offload::none;
@@ -162,13 +162,12 @@ struct ShardOptions {
   // Parameters that the unit leaves alone (PyTorch: ignored_params). Units around it must ignore
   // them, too. Each rank has them whole and in f32, with its own gradients. The program divides and
   // sums these gradients before it clips. An optimizer skips a parameter that this rank has not
-  // used, whatever is written to grad(). A parameter that this rank did not need is made
-  // to count as used by 0 * p in the loss. materialize, init,
-  // optimizers, state dicts and reset treat them as parameters without units. A unit with
-  // Offload::cpu cannot ignore parameters. A model that has memory already can ignore only
-  // parameters that were registered since then. Ranks may have different values of an ignored
-  // parameter. Then an operation that would keep only rank 0's value is an error: save_weights, a
-  // load from rank 0, a state dict for rank 0.
+  // used, whatever is written to grad(). To make an unneeded parameter count as used, add `0 * p`
+  // to the loss. materialize, init, optimizers, state dicts and reset treat them as parameters
+  // without units. A unit with Offload::cpu cannot ignore parameters. A model that has memory
+  // already can ignore only parameters that were registered since then. Ranks may have different
+  // values of an ignored parameter. Then an operation that would keep only rank 0's value is an
+  // error: save_weights, a load from rank 0, a state dict for rank 0.
   std::vector<Parameter> ignored{};
 };
 
@@ -210,11 +209,11 @@ void fully_shard(const std::vector<nn::Module*>& modules, const ShardOptions& op
 // or does not reach the model. It makes the same collectives as theirs, with gradients of zero.
 // Call it before anything else of the model.
 //   With a root it covers all forwards that no backward of this rank has covered. With a loss it
-// covers those that a backward of `loss` would reach. Only a loss tells the order in which several
-// roots were called. A forward whose graph is gone needs no call, since the next pass covers it.
-// Where peers cover several forwards in one pass, a rank may cover them one by one, from the last
-// to the first. The graphs of the earlier forwards must then still exist. Where peers retain the
-// graph of `loss`, this rank does, too.
+// covers those that a backward of `loss` would reach. If several roots were called, pass a
+// loss, since a root does not tell their order. A forward whose graph is gone needs no call, since
+// the next pass covers it. Where peers cover several forwards in one pass, a rank may cover them
+// one by one, from the last to the first. The graphs of the earlier forwards must then still exist.
+// If peers retain the graph of `loss`, pass `retain_graph = true`.
 //   Throws: ContractError for a module that is no root, for a tensor without history, and inside of
 // a backward pass; CommError when a peer does something else.
 void skip_backward(nn::Module& root);

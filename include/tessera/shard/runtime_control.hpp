@@ -52,9 +52,9 @@ void reshard(nn::Module& module);
 // `recurse`: the setting holds for all units below the module, too.
 
 // Sets ShardOptions::reshard_after_forward from here on. shard_plan counts gathers accordingly. The
-// first steps after a change plan their slots anew. A way of resharding that was planned before
-// keeps its plan. So a phase of forwards without gradients, as an evaluation or a rollout, gathers
-// once:
+// first steps after a change plan their slots anew. A way of resharding that was set before has
+// its plan already. With `never`, a phase of forwards without gradients, as an evaluation or a
+// rollout, gathers once:
 //
 //   set_reshard_after_forward(model, Reshard::never);
 //   { NoGradGuard no_gradient; for (...) model(x); }
@@ -175,16 +175,16 @@ using AllReduceHook = std::function<void(const ReducedGradient&)>;
 //     for (const Tensor& x : {g.values, g.counts}) raw::copy_into(x, dist::all_reduce(x, *group));
 //   }, StreamId::compute);
 //
-// On another stream than compute a program submits to a communicator of the group. A sum in place
+// On a stream other than compute, submit collectives to a communicator of the group. A sum in place
 // has at most kStagedBytes (comm/communicator.hpp). A larger sum needs a send and a recv buffer in
 // symmetric memory.
 //   An empty hook removes it. What the hook throws comes out of backward.
 //   Throws: ContractError for a stream that is given without a hook, for a stream of the host, and
 // for a stream on a mesh with replicas, because the sums over replicas have one already.
 // ContractError for a unit on one rank, where nothing is reduced, and as
-// set_requires_gradient_sync. Backward throws a ContractError where operations that the hook queued
-// on compute lack those waits. Where only some ranks have a hook, the step fails on all of them
-// with a CommError.
+// set_requires_gradient_sync. Backward throws a ContractError if the hook queues on compute without
+// the two waits between compute and the hook's stream. Where only some ranks have a hook, the step
+// fails on all of them with a CommError.
 void set_all_reduce_hook(nn::Module& module, AllReduceHook hook,
                          std::optional<StreamId> stream = std::nullopt);
 
