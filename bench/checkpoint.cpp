@@ -1,6 +1,7 @@
 // How close do the save and the load of a checkpoint come to the disk, and to the page cache?
 //
-//   bench-checkpoint FOLDER [MIB [SAMPLES]]      defaults 1024 and 7
+//   bench-checkpoint FOLDER [MIB [SAMPLES]]            defaults 1024 and 7
+//   bench-checkpoint FOLDER MIB SAMPLES beside         asynchronous saves, beside steps
 //
 // One rank has MIB of weights in matrices of 16 MiB. In turn, the order changed from sample to
 // sample, are timed
@@ -13,24 +14,34 @@
 // taken. Medians and ranges are printed; a ratio is the median of the ratios of neighbours. "read
 // on" is a read into one buffer of 4 MiB, which stays in the processor's cache: a bound of what any
 // load from the page cache could reach.
+//
+// `beside` runs 300 products of 1024 x 1024 one after the other, without saves and with three of
+// checkpoint::Saver, in turn. It prints for how long a save holds up its step, beside a plain copy
+// of the same bytes, and how long the run takes beside its bound: the run without saves, and what
+// the process has computed more with them (copies and the writer), on one thread after the other.
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <functional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tessera/base/error.hpp"
 #include "tessera/base/file.hpp"
 #include "tessera/checkpoint/checkpoint.hpp"
+#include "tessera/checkpoint/saver.hpp"
 #include "tessera/nn/module.hpp"
+#include "tessera/tensor/ops.hpp"
 
 namespace {
 
@@ -206,17 +217,133 @@ void measure(const std::string& folder, std::int64_t mib, int samples) {
     pair->print(static_cast<double>(mib));
 }
 
+// --- Beside steps
+
+constexpr int kSteps = 300, kSaveEvery = 100;
+
+double computed_seconds() {
+  rusage usage{};
+  expect(::getrusage(RUSAGE_SELF, &usage) == 0, "getrusage");
+  const auto seconds_of = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
+  };
+  return seconds_of(usage.ru_utime) + seconds_of(usage.ru_stime);
+}
+
+struct Run {
+  double seconds = 0, computed = 0;
+  std::vector<double> held_up{};  // by each save
+};
+
+class BesideSteps {
+ public:
+  BesideSteps(const std::string& folder, std::int64_t mib)
+      : folder_(folder),
+        world_(World::single({.threads = 1})),
+        weights_(mib / 16),
+        x_(Tensor::normal({1024, 1024}, 0, 1, 1, f32, world_.device())),
+        saver_(folder, world_) {
+    fs::create_directories(folder);
+    weights_.materialize(world_.device());
+    nn::init(weights_, {1});
+    saver_.prepare(parts());
+    copies_.resize(static_cast<std::size_t>(mib) << 20);
+  }
+
+  Run run(bool saves) {
+    Run result;
+    std::vector<double> plain;
+    const double before = computed_seconds();
+    result.seconds = seconds([&] {
+      for (int i = 0; i < kSteps; ++i) {
+        const bool is_save = saves && i % kSaveEvery == kSaveEvery / 4;
+        const double took = seconds([&] {
+          raw::matmul(x_, x_);
+          if (saves) saver_.poll();
+          if (is_save) saver_.save(saved_++, parts(), {});
+          world_.device().synchronize();
+        });
+        (is_save ? result.held_up : plain).push_back(took);
+      }
+      saver_.wait();
+    });
+    result.computed = computed_seconds() - before;
+    for (double& took : result.held_up) took -= spread_of(plain).median;
+    while (removed_ < saved_) fs::remove_all(checkpoint::step_folder(folder_, removed_++));
+    return result;
+  }
+
+  double copy() {
+    return seconds([&] {
+      std::byte* to = copies_.data();
+      for (std::size_t i = 0; i < weights_.count(); ++i) {
+        const std::span<const std::byte> from = weights_.bytes(i);
+        std::memcpy(to, from.data(), from.size());
+        to += from.size();
+      }
+    });
+  }
+
+ private:
+  std::vector<checkpoint::Part> parts() { return {checkpoint::part(weights_, world_)}; }
+
+  const std::string folder_;
+  const World world_;
+  Weights weights_;
+  const Tensor x_;
+  checkpoint::Saver saver_;
+  std::vector<std::byte> copies_;
+  std::int64_t saved_ = 0, removed_ = 0;
+};
+
+void print_ratio(const char* what, const std::vector<double>& own, const char* beside,
+                 const std::vector<double>& others) {
+  std::vector<double> ratios;
+  for (std::size_t i = 0; i < own.size(); ++i) ratios.push_back(own[i] / others[i]);
+  const Spread ratio = spread_of(ratios);
+  std::printf("%-30s %8.3f s   %-34s %8.3f s   ratio %.2f (%.2f to %.2f)\n", what,
+              spread_of(own).median, beside, spread_of(others).median, ratio.median, ratio.least,
+              ratio.most);
+}
+
+void measure_beside_steps(const std::string& folder, std::int64_t mib, int samples) {
+  BesideSteps steps(folder, mib);
+  std::vector<double> held_up, copies, with, bounds, without;
+  steps.copy();
+  steps.run(true);
+  for (int turn = 0; turn < samples; ++turn) {
+    Run plain, saving;
+    if (turn % 2 == 0) plain = steps.run(false);
+    saving = steps.run(true);
+    if (turn % 2 != 0) plain = steps.run(false);
+    for (const double took : saving.held_up) {
+      held_up.push_back(took);
+      copies.push_back(steps.copy());
+    }
+    with.push_back(saving.seconds);
+    without.push_back(plain.seconds);
+    bounds.push_back(plain.seconds + saving.computed - plain.computed);
+  }
+  std::printf("%lld MiB, %d samples of %d steps and %d saves\n", static_cast<long long>(mib),
+              samples, kSteps, kSteps / kSaveEvery);
+  print_ratio("a save holds its step up by", held_up, "a copy of its bytes takes", copies);
+  print_ratio("a run with saves takes", with, "its bound is", bounds);
+  print_ratio("a run with saves takes", with, "a run without takes", without);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   const long long mib = argc > 2 ? std::atoll(argv[2]) : 1024;
   const int samples = argc > 3 ? std::atoi(argv[3]) : 7;
-  if (argc < 2 || mib < 16 || mib % 16 != 0 || samples < 1) {
-    std::fputs("usage: bench-checkpoint FOLDER [MIB [SAMPLES]], MIB a multiple of 16\n", stderr);
+  const bool is_beside = argc == 5 && std::string_view(argv[4]) == "beside";
+  if (argc < 2 || mib < 16 || mib % 16 != 0 || samples < 1 || (argc > 4 && !is_beside)) {
+    std::fputs("usage: bench-checkpoint FOLDER [MIB [SAMPLES [beside]]], MIB a multiple of 16\n",
+               stderr);
     return 2;
   }
   try {
-    measure(argv[1], mib, samples);
+    (is_beside ? measure_beside_steps : measure)(argv[1], mib, samples);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;
