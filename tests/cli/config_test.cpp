@@ -82,6 +82,7 @@ TEST_CASE("the defaults are the documented ones") {
   CHECK(c.data.heldout == 0);
   CHECK(c.metrics.log_freq == 1);
   CHECK(c.comm.heartbeat_timeout_seconds == 5);
+  CHECK(c.comm.init_timeout_seconds == 300);
   CHECK(c.debug.executor == ExecutorKind::threaded);
 }
 

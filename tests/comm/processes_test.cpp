@@ -14,6 +14,8 @@
 #include <stdexcept>
 #include <thread>
 
+#include "runtime/comm/processes/posix_memory.hpp"
+#include "runtime/comm/processes/shared_bootstrap.hpp"
 #include "tessera/comm/mesh.hpp"
 #include "tessera/comm/world.hpp"
 #include "tests/comm/battery.hpp"
@@ -46,9 +48,7 @@ int free_port() {
 class Seats {
  public:
   explicit Seats(int size) : size_(size), port_(free_port()) {}
-  ProcessSeat operator()(int rank) const {
-    return {.rank = rank, .size = size_, .port = port_, .init_timeout_seconds = 20};
-  }
+  ProcessSeat operator()(int rank) const { return {.rank = rank, .size = size_, .port = port_}; }
 
  private:
   const int size_, port_;
@@ -187,9 +187,7 @@ TEST_CASE("processes: a rank that is killed while ranks come together leaves no 
     const std::vector<Ended> all = run_forked(
         3,
         [&](int rank) {
-          ProcessSeat seat = seats(rank);
-          seat.init_timeout_seconds = 1;
-          World world = World::processes(seat);
+          World world = World::processes(seats(rank), {.init_timeout_seconds = 1});
           for (;;) world.allocate_symmetric(4096);
           return std::string();
         },
@@ -202,6 +200,60 @@ TEST_CASE("processes: a rank that is killed while ranks come together leaves no 
       if (r != victim) CHECK_THAT(all[r].said, Contains("threw: "));
     CHECK(segments() == std::vector<std::string>{});
   }
+}
+
+TEST_CASE("processes: who never came is named with its rank, and the hosts of those that did") {
+  const Seats seats(3);
+  const auto begin = std::chrono::steady_clock::now();
+  const std::vector<Ended> all = run_forked(3, [&](int rank) -> std::string {
+    if (rank == 1) return "stays away";
+    World world = World::processes(seats(rank), {.init_timeout_seconds = 2});
+    return "";
+  });
+  char host[256] = "";
+  REQUIRE(gethostname(host, sizeof host - 1) == 0);
+  for (const std::size_t rank : {0u, 2u}) {
+    CHECK_THAT(all[rank].said, Contains(concat("rank ", rank, " has waited long enough")) ||
+                                   Contains("rank 0 listens on 127.0.0.1"));
+    CHECK_THAT(all[rank].said,
+               Contains("rank 1 of 3 never came; who came is on host " + std::string(host)) &&
+                   !Contains("\n"));
+    // Two seconds, and what a busy machine adds; a hang would be for ever.
+    CHECK(all[rank].at - begin >= std::chrono::milliseconds(1900));
+    CHECK(all[rank].at - begin < std::chrono::seconds(60));
+  }
+  CHECK(segments() == std::vector<std::string>{});
+}
+
+TEST_CASE("processes: who does not come to where memory is exchanged is listed") {
+  constexpr int kRanks = 4;
+  std::vector<std::unique_ptr<comm::PosixMemory>> boards;
+  for (int r = 0; r < kRanks; ++r) {
+    boards.push_back(std::make_unique<comm::PosixMemory>(concat("late-", getpid()), kRanks,
+                                                         sizeof(comm::BoardPart)));
+    boards.back()->make(r);
+  }
+  for (const int r : {0, 3})
+    for (int other = 0; other < kRanks; ++other)
+      REQUIRE(boards[static_cast<std::size_t>(r)]->map(other));
+  for (auto& board : boards) board->forget_names();
+  std::vector<std::string> said(kRanks);
+  std::vector<std::thread> threads;
+  for (const std::size_t r : {0u, 3u})
+    threads.emplace_back([&, r] {
+      const auto bootstrap = comm::SharedBootstrap::world(std::move(boards[r]), static_cast<int>(r),
+                                                          7, std::chrono::milliseconds(300));
+      try {
+        bootstrap->meet();
+      } catch (const CommError& error) {
+        said[r] = error.what();
+      }
+      bootstrap->free();
+    });
+  for (std::thread& thread : threads) thread.join();
+  for (const std::size_t r : {0u, 3u})
+    CHECK_THAT(said[r],
+               Contains("for 0.3 s (init_timeout_seconds) these ranks have not come: 1-2"));
 }
 
 TEST_CASE("processes: ranks that share no memory hear how to start such a job", "[comm]") {
@@ -257,6 +309,8 @@ TEST_CASE("processes: a seat and options that can't be are refused", "[comm]") {
                     Contains("World::processes: the virtual executor"));
   CHECK_THROWS_WITH(World::processes({}, {.transport = Transport::messages}),
                     Contains("sends no messages"));
+  CHECK_THROWS_WITH(World::processes({}, {.init_timeout_seconds = 0}),
+                    Contains("init_timeout_seconds is 0"));
   CHECK_THROWS_WITH(World::processes({}, {.device = {.kind = DeviceKind::cuda}}),
                     Contains("World::processes: "));
 }

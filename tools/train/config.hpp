@@ -206,7 +206,9 @@ struct Config {
   struct Comm {
     std::int64_t train_timeout_seconds = static_cast<std::int64_t>(WorldOptions{}.timeout_seconds),
                  heartbeat_timeout_seconds =  // 0: never
-                 static_cast<std::int64_t>(WorldOptions{}.heartbeat_timeout_seconds);
+                 static_cast<std::int64_t>(WorldOptions{}.heartbeat_timeout_seconds),
+                 init_timeout_seconds =
+                     static_cast<std::int64_t>(WorldOptions{}.init_timeout_seconds);
     std::string flight_record = "flight_record.json";
   } comm;
 

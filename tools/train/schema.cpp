@@ -429,6 +429,10 @@ const std::vector<Key>& schema() {
           "end the job where a process of this host shows no life for so long; 0: never, for "
           "debuggers",
           {.range = between(0, 1 << 20)}),
+      key<&C::comm, &C::Comm::init_timeout_seconds>(
+          "comm.init_timeout_seconds",
+          "processes that do not find each other for so long end, and list who never came",
+          {.range = between(1, 1 << 20)}),
       key<&C::comm, &C::Comm::flight_record>(
           "comm.flight_record",
           "write the last collectives here where one fails, and on SIGUSR2; one file a rank, with "

@@ -57,6 +57,10 @@ struct WorldOptions {
   // Processes: one of this machine that shows no life for this long fails the world. 0: never, so
   // that debuggers may stop ranks.
   double heartbeat_timeout_seconds = 5;
+  // World::processes: for so long a rank waits for the others where they come together, which is
+  // for rank 0's name and store, for all ranks there, and for what they tell each other of their
+  // memory. The error lists who has not come. MPI_Init waits as MPI does.
+  double init_timeout_seconds = 300;
 };
 
 // Which process of a job this is, and where all of them meet. Only `rank` differs between them.
@@ -65,7 +69,6 @@ struct ProcessSeat {
   std::string host = "127.0.0.1";  // rank 0 serves there
   int port = 29500;                // or the first free one of the next 16
   std::string run_id = "none";     // distinguishes jobs that meet at one port
-  double init_timeout_seconds = 300;
 };
 
 enum class WorldKind : std::uint8_t { single, local, mpi, processes, emulated };
@@ -126,7 +129,7 @@ class World : public RankGroup {
   // One rank, as a process of one machine, whoever has started it. The processes meet at a store
   // that rank 0 serves, and share memory through /dev/shm, as ranks of `mpi` do. Bits are the same.
   // Executors: threaded and inline. Collective.
-  // Throws: DataError, on every rank, if they do not share a /dev/shm. CommError that names who has
+  // Throws: DataError, on every rank, if they do not share a /dev/shm. CommError that lists who has
   // not come within init_timeout_seconds, and if /dev/shm is too small.
   static World processes(const ProcessSeat& seat, const WorldOptions& options = {});
   // One rank without peers (PyTorch: fake process group). Gathered chunks of other ranks hold this

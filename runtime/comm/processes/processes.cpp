@@ -12,22 +12,44 @@
 #include "runtime/comm/processes/posix_memory.hpp"
 #include "runtime/comm/processes/process_backend.hpp"
 #include "runtime/comm/processes/shared_bootstrap.hpp"
+#include "runtime/comm/store/message.hpp"
 #include "runtime/comm/store/store.hpp"
 #include "runtime/comm/world_state.hpp"
 #include "tessera/base/error.hpp"
+#include "tessera/comm/lost_rank.hpp"
 #include "tessera/comm/world.hpp"
 
 namespace tessera {
 namespace comm {
 namespace {
 
-// Each rank says one thing, and hears what all say.
+using Clock = std::chrono::steady_clock;
+
+std::chrono::milliseconds left_until(Clock::time_point deadline) {
+  return std::max(std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()),
+                  std::chrono::milliseconds(1));
+}
+
+// Each rank says one thing, and hears what all say. A rank that came and then says nothing is
+// listed with all others that do.
 std::vector<std::string> tell_all(detail::Store& store, const ProcessSeat& seat,
-                                  std::chrono::milliseconds timeout, const std::string& key,
+                                  Clock::time_point deadline, const std::string& key,
                                   const std::string& own) {
   store.set(concat(key, ' ', seat.rank), own);
   std::vector<std::string> all;
-  for (int r = 0; r < seat.size; ++r) all.push_back(store.get(concat(key, ' ', r), timeout));
+  std::vector<int> silent;
+  for (int r = 0; r < seat.size; ++r) try {
+      all.push_back(store.get(concat(key, ' ', r), left_until(deadline)));
+    } catch (const LostRank&) {
+      throw;
+    } catch (const CommError&) {
+      silent.push_back(r);
+    }
+  if (!silent.empty())
+    throw CommError(concat("World::processes: of ", seat.size,
+                           " ranks these came to the store and have said nothing since: ",
+                           detail::describe_ranks(silent),
+                           "; their processes are stopped or starved"));
   return all;
 }
 
@@ -45,14 +67,15 @@ std::string by_machine(const std::vector<std::string>& first_seen) {
 
 // Who shares a machine is tried: each rank makes its part of a board, and looks for the others'.
 // A store has at most 64 MiB, so of all that a job exchanges only this goes through it.
-std::unique_ptr<Bootstrap> come_together(const ProcessSeat& seat) {
-  const auto timeout = std::chrono::ceil<std::chrono::seconds>(
-      std::chrono::duration<double>(seat.init_timeout_seconds));
+std::unique_ptr<Bootstrap> come_together(const ProcessSeat& seat, double timeout_seconds) {
+  const auto timeout =
+      std::chrono::ceil<std::chrono::milliseconds>(std::chrono::duration<double>(timeout_seconds));
+  const Clock::time_point deadline = Clock::now() + timeout;
   const auto store =
       detail::Store::join({seat.host, seat.port, seat.run_id, seat.size}, seat.rank, timeout);
   std::random_device random;
   if (seat.rank == 0) store->set("token", std::to_string(std::uint64_t{random()} << 32 | random()));
-  const std::uint64_t token = std::stoull(store->get("token", timeout));
+  const std::uint64_t token = std::stoull(store->get("token", left_until(deadline)));
   auto board = std::make_unique<PosixMemory>(concat(token), seat.size, sizeof(BoardPart));
   const auto part = [&](int rank) -> BoardPart& {
     return *reinterpret_cast<BoardPart*>(board->bases()[static_cast<std::size_t>(rank)]);
@@ -64,7 +87,7 @@ std::unique_ptr<Bootstrap> come_together(const ProcessSeat& seat) {
   } catch (const CommError& refused) {
     error = refused.what();
   }
-  const auto errors = tell_all(*store, seat, timeout, "error", error);
+  const auto errors = tell_all(*store, seat, deadline, "error", error);
   for (std::size_t r = 0; r < errors.size(); ++r)
     if (!errors[r].empty()) throw CommError(concat("rank ", r, ": ", errors[r]));
   int first = -1, seen = 0;
@@ -75,7 +98,7 @@ std::unique_ptr<Bootstrap> come_together(const ProcessSeat& seat) {
     store->last_words(refused.what());  // peers wait for what this rank would have said
     throw;
   }
-  const auto first_seen = tell_all(*store, seat, timeout, "first", std::to_string(first));
+  const auto first_seen = tell_all(*store, seat, deadline, "first", std::to_string(first));
   if (std::ranges::count(first_seen, "0") != seat.size)
     throw DataError(concat("World::processes: no /dev/shm is seen by all ", seat.size, " ranks (",
                            by_machine(first_seen),
@@ -83,7 +106,7 @@ std::unique_ptr<Bootstrap> come_together(const ProcessSeat& seat) {
                            "exchange through MPI: start the job as mpirun -n ",
                            seat.size,
                            " PROGRAM with a build that has MPI, or run all ranks on one machine"));
-  const auto seen_by = tell_all(*store, seat, timeout, "seen", std::to_string(seen));
+  const auto seen_by = tell_all(*store, seat, deadline, "seen", std::to_string(seen));
   if (std::ranges::count(seen_by, std::to_string(seat.size)) != seat.size)
     throw DataError(
         "World::processes: some ranks may not map the memory of others; run all as one user");
@@ -102,8 +125,12 @@ World World::processes(const ProcessSeat& seat, const WorldOptions& options) {
   TESSERA_EXPECT(seat.size >= 1 && seat.rank >= 0 && seat.rank < seat.size,
                  "World::processes: rank ", seat.rank, " of ", seat.size,
                  "; give a rank from 0 to size - 1");
+  TESSERA_EXPECT(options.init_timeout_seconds > 0 && options.init_timeout_seconds < 1e9,
+                 "World::processes: init_timeout_seconds is ", options.init_timeout_seconds,
+                 "; give a number of seconds above 0");
   auto backend = std::make_unique<comm::ProcessBackend>(
-      comm::come_together(seat), std::vector<int>(static_cast<std::size_t>(seat.size)), options);
+      comm::come_together(seat, options.init_timeout_seconds),
+      std::vector<int>(static_cast<std::size_t>(seat.size)), options);
   backend->watch(options);
   const int threads = threads_per_rank(options, backend->ranks_on_my_cores());
   return World(std::make_unique<State>(WorldKind::processes, seat.rank, seat.size, options, threads,

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "runtime/comm/processes/posix_memory.hpp"
+#include "runtime/comm/store/message.hpp"
 #include "tessera/base/error.hpp"
 
 namespace tessera::comm {
@@ -62,9 +63,19 @@ void SharedBootstrap::await(const std::atomic<std::uint64_t> BoardPart::* count,
     std::this_thread::sleep_for(std::chrono::microseconds(100));
     job_->look();
     if (std::chrono::steady_clock::now() - start > job_->timeout)
-      throw CommError(concat("World::processes: rank ", members_[static_cast<std::size_t>(rank)],
-                             " has not come for ", job_->timeout.count(), " s"));
+      throw CommError(concat("World::processes: for ", job_->timeout.count(),
+                             " s (init_timeout_seconds) these ranks have not come: ",
+                             detail::describe_ranks(late(count)),
+                             "; all ranks make groups and symmetric memory in the same order"));
   }
+}
+
+std::vector<int> SharedBootstrap::late(const std::atomic<std::uint64_t> BoardPart::* count) const {
+  std::vector<int> ranks;
+  for (std::size_t r = 0; r < parts_.size(); ++r)
+    if ((parts_[r]->*count).load() < exchanges_) ranks.push_back(members_[r]);
+  std::ranges::sort(ranks);
+  return ranks;
 }
 
 // Nobody posts the next piece before all have taken this one.

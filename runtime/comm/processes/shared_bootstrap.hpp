@@ -57,6 +57,7 @@ class SharedBootstrap final : public Bootstrap {
 
   void exchange_piece(std::span<const std::byte> own, std::byte* all, std::size_t stride);
   void await(const std::atomic<std::uint64_t> BoardPart::* count, int rank) const;
+  std::vector<int> late(const std::atomic<std::uint64_t> BoardPart::* count) const;
   void expect_no_error(const std::string& error);
   std::unique_ptr<SharedMemory> share_among(const std::vector<int>& ranks, int own,
                                             const std::string& name, std::int64_t bytes);

@@ -4,7 +4,7 @@
 
 namespace tessera::detail {
 
-std::unique_ptr<Store> Store::join(const StoreAddress&, int, std::chrono::seconds) {
+std::unique_ptr<Store> Store::join(const StoreAddress&, int, std::chrono::milliseconds) {
   throw CommError(
       "Store::join: this build has no Asio; apt-get install libasio-dev and configure again");
 }

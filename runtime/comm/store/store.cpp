@@ -26,7 +26,7 @@ void check(const StoreAddress& job, int rank) {
 }  // namespace
 
 std::unique_ptr<Store> Store::join(const StoreAddress& job, int rank,
-                                   std::chrono::seconds timeout) {
+                                   std::chrono::milliseconds timeout) {
   check(job, rank);
   const auto deadline = StoreClient::Clock::now() + timeout;
   std::unique_ptr<StoreServer> server;

@@ -51,7 +51,7 @@ class Store {
   // Throws: CommError, which names the ranks that never came, or what else was found on these
   // ports; or that says who has this rank's seat already.
   static std::unique_ptr<Store> join(const StoreAddress& address, int rank,
-                                     std::chrono::seconds timeout);
+                                     std::chrono::milliseconds timeout);
   // Leaves. Rank 0 waits until all have left, for at most kParting, and then logs who had not.
   virtual ~Store() = default;
   Store(const Store&) = delete;

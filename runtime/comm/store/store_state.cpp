@@ -1,5 +1,6 @@
 #include "runtime/comm/store/store_state.hpp"
 
+#include <algorithm>
 #include <charconv>
 #include <utility>
 
@@ -199,12 +200,27 @@ std::string StoreState::describe_missing() const {
   std::string text;
   if (!never.empty())
     text = concat(never.size() == 1 ? "rank " : "ranks ", describe_ranks(never), " of ",
-                  seats_.size(), " never came");
+                  seats_.size(), " never came; who came is on ", describe_hosts());
   if (!again.empty())
     text += concat(text.empty() ? "" : "; ", again.size() == 1 ? "rank " : "ranks ",
                    describe_ranks(again), " of ", seats_.size(), " came and went again, the first ",
                    seats_[static_cast<std::size_t>(again.front())].who);
   return text;
+}
+
+// "host gpu1, host gpu2", of at most a dozen, in the order of ranks: of the rest one is amiss.
+std::string StoreState::describe_hosts() const {
+  constexpr std::size_t kMostHosts = 12;
+  std::vector<std::string> hosts;
+  for (const Seat& seat : seats_) {
+    const std::string host = seat.who.substr(0, seat.who.find(','));
+    if (seat.session != 0 && std::ranges::find(hosts, host) == hosts.end()) hosts.push_back(host);
+  }
+  std::string text;
+  for (std::size_t i = 0; i < hosts.size() && i < kMostHosts; ++i)
+    text += concat(i == 0 ? "" : ", ", hosts[i]);
+  if (hosts.size() > kMostHosts) text += concat(" and ", hosts.size() - kMostHosts, " more");
+  return hosts.empty() ? "no host" : text;
 }
 
 void StoreState::deny(Session session, std::uint32_t id, bool is_lost, const std::string& why) {

@@ -43,7 +43,8 @@ class StoreState {
   bool is_full() const { return is_full_; }
   // Ranks that have a seat and have neither left nor been lost.
   std::vector<int> present() const;
-  // "ranks 3-5 of 8 never came", and who went again; empty when all are here.
+  // "ranks 3-5 of 8 never came", on which hosts the others are, and who went again; empty when all
+  // are here.
   std::string describe_missing() const;
 
   // Of strangers, so that no number of them shuts a rank out for long.
@@ -75,6 +76,7 @@ class StoreState {
   void add(Session session, const Message& message);
   void get(Session session, Visitor& visitor, const Message& message);
   void forget(Session session, std::uint32_t id);
+  std::string describe_hosts() const;
   void deny(Session session, std::uint32_t id, bool is_lost, const std::string& why);
   void dismiss(Session session, MessageKind kind, const std::string& why);
   void depart(int rank, Departure how, const std::string& why);
