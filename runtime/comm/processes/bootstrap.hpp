@@ -71,7 +71,7 @@ class Bootstrap {
   virtual std::unique_ptr<SharedMemory> share(std::int64_t bytes) = 0;
   // Called now and then while a rank waits for others, where it can be: what it throws ends the
   // wait. For all that is split off, too.
-  virtual void set_look(std::function<void()> /*look*/) {}
+  virtual void set_look(const std::function<void()>& /*look*/) {}
   virtual void free() noexcept = 0;
 
  protected:

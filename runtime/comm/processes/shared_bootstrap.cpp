@@ -51,7 +51,7 @@ SharedBootstrap::SharedBootstrap(std::shared_ptr<Job> job, std::unique_ptr<Share
       name_(std::move(name)),
       members_(std::move(members)) {}
 
-void SharedBootstrap::set_look(std::function<void()> look) { job_->look = std::move(look); }
+void SharedBootstrap::set_look(const std::function<void()>& look) { job_->look = look; }
 
 void SharedBootstrap::await(const std::atomic<std::uint64_t> BoardPart::* count, int rank) const {
   const auto start = std::chrono::steady_clock::now();

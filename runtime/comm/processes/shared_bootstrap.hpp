@@ -40,7 +40,7 @@ class SharedBootstrap final : public Bootstrap {
   void exchange(std::span<const std::byte> own, std::byte* all) override;
   std::unique_ptr<Bootstrap> split(int number, int order) override;
   std::unique_ptr<SharedMemory> share(std::int64_t bytes) override;
-  void set_look(std::function<void()> look) override;
+  void set_look(const std::function<void()>& look) override;
   void free() noexcept override { board_->free(); }
 
  private:
