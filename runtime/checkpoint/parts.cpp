@@ -1,4 +1,6 @@
 // What the parts of a checkpoint are made of: a model's tensors, an optimizer's, a program's own.
+// An optimizer's state may have other shapes than its parameter: it is transposed as the parameter
+// where it has its shape, and in row parts where it has its rows.
 #include <algorithm>
 #include <utility>
 
@@ -15,12 +17,22 @@ namespace {
 PartTensor tensor_of(const nn::Module& model, const std::string& name, const Parameter& parameter,
                      StateTensor state, const World& world, std::string_view prefix,
                      std::string_view suffix) {
-  PartTensor tensor{.is_transposed = model.saves_transposed(name), .state = std::move(state)};
-  for (const auto& [part, rows] : named_row_parts(name, parameter))
-    tensor.names.push_back({concat(prefix, part, suffix), rows});
+  PartTensor tensor{
+      .is_transposed = state.spec.shape == parameter.shape() && model.saves_transposed(name),
+      .state = std::move(state)};
+  const Shape& shape = tensor.state.spec.shape;
+  if (has_rows_of(shape, parameter))
+    for (const auto& [part, rows] : named_row_parts(name, parameter))
+      tensor.names.push_back({concat(prefix, part, suffix), rows});
+  else
+    tensor.names.push_back({concat(prefix, name, suffix), shape.ndim() > 0 ? shape[0] : 1});
   if (const auto mesh = parameter.mesh()) {
     tensor.copies = mesh->replicas();
     tensor.copy = mesh->replicate_group() ? mesh->replicate_group()->rank() : 0;
+    if (tensor.state.spec.world == 1) {  // whole on all of them
+      tensor.copies *= mesh->shard_size();
+      tensor.copy = tensor.copy * mesh->shard_size() + mesh->shard_rank();
+    }
   } else {
     tensor.copies = world.size();
     tensor.copy = world.rank();

@@ -285,7 +285,10 @@ void Optimizer::update_all(const Tensor& given) {
       if (state.segment_count > 0) update(state, scalars_);
       state.group->mark_updated();  // also of an empty shard: its unit is gathered on every rank
     }
+    is_written_.assign(states_.size(), false);
     update_together(scalars_);
+    for (std::size_t i = 0; i < states_.size(); ++i)
+      if (is_written_[i]) states_[i].group->mark_updated();
     // Without rows, or gradients: whether the step came so far is to be known of it, too.
     if (now() == before) Stream(device, stream).launch({.name = "update_no_rows"}, [](Exec&) {});
     if (condition.defined()) done.was_skipped = read_later(condition);

@@ -21,11 +21,15 @@ std::vector<Parameter> Optimizer::parameters() const {
   return all;
 }
 
-std::vector<Tensor> Optimizer::moments(const Parameter& of) const {
+const Optimizer::Own& Optimizer::own_of(const char* function, const Parameter& of) const {
   const auto found = own_of_.find(of.id());
-  TESSERA_EXPECT(found != own_of_.end(), "Optimizer::moments: parameter '",
+  TESSERA_EXPECT(found != own_of_.end(), "Optimizer::", function, ": parameter '",
                  of.defined() ? of.name() : "", "' is not this optimizer's");
-  const Own& own = own_[found->second];
+  return own_[found->second];
+}
+
+std::vector<Tensor> Optimizer::moments(const Parameter& of) const {
+  const Own& own = own_of("moments", of);
   if (log_->prepared == 0 || own.offset < 0 || !own.parameter.trainable()) return {};
   const Shape local = own.spec.local_shape();
   std::vector<Tensor> rows;
@@ -52,7 +56,10 @@ void Optimizer::follow(Frozen moments) {
   if (is_current() && !(moments == Frozen::goes && holds_frozen_)) return;
   if (log_->prepared == 0) {
     states_.clear();
-    for (Own& own : own_) own.offset = -1;
+    for (Own& own : own_) {
+      own.offset = -1;
+      own.kept.clear();
+    }
   }
   Before before{own_, std::exchange(states_, {})};
   try {
@@ -95,6 +102,7 @@ void Optimizer::make_states(const Before& before, Frozen moments) {
     GroupState& state = states_.emplace_back(
         GroupState{.group = group, .layouts = group->layouts, .kind = i % kinds});
     has_new = take_moments(state, own[i], lay_out(state, own[i], moments), before) || has_new;
+    has_new = take_states(state, own[i], before) || has_new;
   }
   holds_frozen_ = std::ranges::any_of(
       own_, [](const Own& one) { return one.offset >= 0 && !one.parameter.trainable(); });

@@ -65,6 +65,13 @@ StateDict Optimizer::state_dict(const NamedParameters& names, const StateDictOpt
       views.emplace(
           concat(name, '.', kinds_[own->kind].needs.names[k]),
           StateTensor(rows[k], own->spec, own->parameter.mesh(), updates_of(own->parameter)));
+    if (!own->parameter.trainable()) continue;
+    for (const Own::Kept& kept : own->kept)
+      views.emplace(concat(name, '.', kept.name),
+                    kept.spec.world == 1
+                        ? StateTensor(kept.values)
+                        : StateTensor(kept.values, kept.spec, own->parameter.mesh(),
+                                      updates_of(own->parameter)));
   }
   return make_state_dict(views, options);
 }
@@ -121,20 +128,27 @@ LoadReport Optimizer::load_from(const NamedParameters& names,
            [&of](double decay) { of.weight_decay = decay; });
   }
   for (const auto& [name, one] : own) {
-    const std::vector<Tensor> moments = this->moments(one->parameter);
-    for (std::size_t k = 0; k < moments.size(); ++k) {
-      const std::string suffix = concat('.', kinds_[one->kind].needs.names[k]);
+    const auto take = [&](const std::string& suffix, std::string_view kind, const ShardSpec& spec,
+                          const Tensor& rows) {
+      const Parameter& of = one->parameter;
       StateTarget& target = targets.emplace_back();
       target.names = {name + suffix};
-      target.kind = "moment";
-      target.spec = one->spec;
-      target.is_transposed_in_files = is_transposed && is_transposed(name);
-      if (!one->parameter.row_parts().empty())
-        for (const auto& [part, rows] : named_row_parts(name, one->parameter))
-          target.parts_in_files.push_back({part + suffix, rows});
-      target.held = [rows = moments[k]] { return rows; };
-      target.change = [rows = moments[k]](const FillRows& f) { f(rows); };
-    }
+      target.kind = kind;
+      target.spec = spec;
+      target.is_transposed_in_files =
+          spec.shape == of.shape() && is_transposed && is_transposed(name);
+      if (has_rows_of(spec.shape, of) && !of.row_parts().empty())
+        for (const auto& [part, count] : named_row_parts(name, of))
+          target.parts_in_files.push_back({part + suffix, count});
+      target.held = [rows] { return rows; };
+      target.change = [rows](const FillRows& f) { f(rows); };
+    };
+    const std::vector<Tensor> moments = this->moments(one->parameter);
+    for (std::size_t k = 0; k < moments.size(); ++k)
+      take(concat('.', kinds_[one->kind].needs.names[k]), "moment", one->spec, moments[k]);
+    if (!one->parameter.trainable()) continue;
+    for (const Own::Kept& kept : one->kept)
+      take(concat('.', kept.name), "state", kept.spec, kept.values);
   }
   const LoadReport report = load_state(targets, source, kHolder, options);
   for (const auto& put : set) put();

@@ -4,6 +4,11 @@
 
 namespace tessera {
 
+bool has_rows_of(const Shape& shape, const Parameter& parameter) {
+  const Shape& own = parameter.shape();
+  return shape.ndim() == 0 || own.ndim() == 0 ? shape == own : shape[0] == own[0];
+}
+
 std::vector<RowPart> named_row_parts(const std::string& name, const Parameter& parameter) {
   std::vector<RowPart> parts = parameter.row_parts();
   if (parts.empty()) return {{name, parameter.shape().ndim() > 0 ? parameter.shape()[0] : 1}};

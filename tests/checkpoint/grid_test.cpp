@@ -1,5 +1,6 @@
 // Checkpoints of N ranks that M ranks load, each of 1 to 8, in layouts that are drawn for either
 // side: the bits of weights and moments.
+#include "tessera/base/philox.hpp"
 #include "tessera/checkpoint/checkpoint.hpp"
 #include "tessera/distributed/distributed_tensor.hpp"
 #include "tessera/nn/gpt2.hpp"
@@ -20,7 +21,7 @@ constexpr int kMostRanks = 8;
 // What both sides have in common.
 struct GridModel {
   bool gpt2 = false, tied = false, freezes = false;
-  int optimizer = 0;  // AdamW, SGD, Muon
+  int optimizer = 0;  // AdamW, SGD, Muon, Keeper
 };
 // What each side has of its own.
 struct GridLayout {
@@ -51,6 +52,40 @@ class OddParts final : public nn::Module {
       few{{3}, Initializer::normal(0, 1)}, ragged{{11, 3}, Initializer::normal(0, 1)},
       wide{{2, 840}, Initializer::normal(0, 1)}, frozen16{{5, 3}, Initializer::normal(0, 1)},
       frozen8{{9, 2}, Initializer::normal(0, 1)};
+};
+
+// Keeps state of several shapes, and updates nothing.
+class Keeper final : public optim::Optimizer {
+ public:
+  explicit Keeper(const std::vector<Parameter>& parameters) : Optimizer(parameters, 0, 0, {}) {}
+
+  std::vector<optim::StateShape> states_of(const Parameter& of) const override {
+    using Cut = optim::StateShape::Cut;
+    const Shape& shape = of.shape();
+    std::vector<optim::StateShape> states{{"same", shape}, {"other", {2, 3}, Cut::whole}};
+    for (int d = 0; d < shape.ndim() && shape.ndim() > 1; ++d)
+      states.push_back(
+          {concat("without_", d), shape.with(d, 1), d == of.spec().dim ? Cut::whole : Cut::rows});
+    return states;
+  }
+  // Random values, the same for any layout.
+  void draw(std::uint64_t seed) {
+    for (const Parameter& p : parameters())
+      for (const optim::StateShape& declared : states_of(p)) {
+        const Tensor own = state(p, declared.name);
+        if (!own.defined()) continue;
+        const Tensor whole = Tensor::uniform(
+            declared.shape, -1, 1, fnv1a(concat(p.name(), declared.name), seed), f32, own.device());
+        ShardSpec spec = p.spec();
+        spec.shape = declared.shape;
+        raw::copy_into(
+            own, declared.cut == optim::StateShape::Cut::whole ? whole : rows_of(whole, spec));
+      }
+  }
+
+ private:
+  void write_scalars(const Tensor&, std::int64_t) const override {}
+  void update(const GroupState&, const Tensor&) const override {}
 };
 
 class GridRun final : public nn::Module {
@@ -97,7 +132,9 @@ class GridRun final : public nn::Module {
       const optim::MuonSplit split = optim::split_for_muon(parameters());
       optimizer_ = std::make_unique<optim::Muon>(split.matrices, split.others);
     }
+    if (of.optimizer == 3) optimizer_ = std::make_unique<Keeper>(parameters());
     optimizer_->prepare();
+    if (auto* const keeper = dynamic_cast<Keeper*>(optimizer_.get())) keeper->draw(seed);
     for (const Parameter& p : parameters())
       for (std::size_t k = 0; k < optimizer_->moments(p).size(); ++k)
         raw::copy_into(optimizer_->moments(p)[k],
@@ -118,6 +155,9 @@ class GridRun final : public nn::Module {
         add(all, name, concat('.', k), p,
             (p.mesh() ? optimizer_->distributed_moments(p)[k].full() : own[k]).to_vector<float>());
     }
+    if (dynamic_cast<Keeper*>(optimizer_.get()))
+      for (const auto& [name, state] : optimizer_->state_dict(*this, {.form = StateForm::full}))
+        if (state.values.dtype() == f32) all["state " + name] = state.values.to_vector<float>();
     return all;
   }
   void save(const std::string& folder, const World& world) {
@@ -175,7 +215,7 @@ TEST_CASE("what N ranks save M ranks load to the bit, of 1 to 8 and in any layou
   std::uint64_t cell = 0;
   for (int savers = 1; savers <= kMostRanks; ++savers)
     for (int loaders = 1; loaders <= kMostRanks; ++loaders)
-      for (int optimizer = 0; optimizer < 3; ++optimizer) {
+      for (int optimizer = 0; optimizer < 4; ++optimizer) {
         ++cell;
         if (!share.takes()) continue;
         const std::uint64_t seed = derived_seed("checkpoint grid", cell);
@@ -183,7 +223,10 @@ TEST_CASE("what N ranks save M ranks load to the bit, of 1 to 8 and in any layou
         GridModel of{.gpt2 = dice.once_in(3), .optimizer = optimizer};
         of.tied = dice.once_in(2);
         of.freezes = dice.once_in(2);
-        const GridLayout from = drawn(dice, of, savers), into = drawn(dice, of, loaders);
+        const GridLayout from = drawn(dice, of, savers);
+        GridLayout into = drawn(dice, of, loaders);
+        // A state that has not the rows of a stack is of the whole stack.
+        if (optimizer == 3) into.fused = from.fused;
         INFO("cell " << cell << ", seed " << seed << ", gpt2 " << of.gpt2 << ", tied " << of.tied
                      << ", freezes " << of.freezes << ", optimizer " << optimizer << ": from "
                      << layout_text(from, savers) << "; into " << layout_text(into, loaders));

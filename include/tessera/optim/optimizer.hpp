@@ -14,13 +14,16 @@
 //
 // An optimizer of your own derives from Optimizer and says two things: the scalars of a step, and
 // one launch that updates one group. Lesson tests/tour/095_your_own_optimizer.cpp writes one. An
-// optimizer that updates some parameters in another way has several kinds of parameters.
+// optimizer that updates some parameters in another way has several kinds of parameters. An
+// optimizer that keeps state of other shapes than its parameters' declares it by states_of, and
+// updates tensors in update_together: tests/support/adafactor.hpp is one.
 #pragma once
 
 #include <array>
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -91,6 +94,16 @@ struct FlatUpdate {
   }
 };
 
+// State of any shape that an optimizer keeps of one parameter besides moments; zeros at first.
+struct StateShape {
+  // Rows are cut over the ranks as the parameter's are, along the same dimension. A whole state is
+  // on every rank, and every rank writes the same to it.
+  enum class Cut : std::uint8_t { rows, whole };
+  std::string name;  // what state dicts and files call it, behind the parameter's name and a dot
+  Shape shape;       // the global one; of rows, with as many as the parameter has where it is cut
+  Cut cut = Cut::rows;
+};
+
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
@@ -151,6 +164,10 @@ class Optimizer {
   // The moments with their global shape and mesh; see distributed/distributed_tensor.hpp. Throws:
   // ContractError for a parameter of no unit.
   std::vector<DistributedTensor> distributed_moments(const Parameter& of) const;
+  // This rank's part of what states_of declares under `name`, f32, to be read and written: [rows,
+  // ...] or the whole. Undefined before prepare(), and of what is frozen.
+  // Throws: ContractError for a parameter that is not its own, and a name that it does not have.
+  Tensor state(const Parameter& of, std::string_view name) const;
   struct GroupState {
     std::shared_ptr<FlatGroup> group;  // not for programs to change
     // f32, of the optimizer's own parameters only; their meaning is the optimizer's
@@ -170,6 +187,7 @@ class Optimizer {
   //   blocks.0.up.weight.exp_avg  f32 [rows, ...]   of AdamW, with exp_avg_sq; of SGD with momentum
   //                                                 and Muon's matrices momentum_buffer; none of
   //                                                 what is frozen
+  //   blocks.0.up.weight.row  f32 [rows, 1]         of what states_of declares: rows, or a whole
   //   blocks.0.up.weight.lr_factor  f64 []          likewise weight_decay
   //
   // Collective with StateForm::full.  Throws: ContractError for a parameter of the optimizer that
@@ -190,7 +208,8 @@ class Optimizer {
   LoadReport load(const NamedParameters& names, const StateDict& state,
                   const LoadOptions& options = {});
   // Loads from files: load(model, checkpoint::WeightFiles("adamw.safetensors")). Moments may stand
-  // there as the parameters do: in row parts, or transposed.
+  // there as the parameters do: in row parts, or transposed. State of other shapes is never
+  // transposed, and whole state never in parts.
   template <class Model>
   LoadReport load(const Model& model, const StateSource& source, const LoadOptions& options = {}) {
     return load(model.named_parameters(), source, options,
@@ -226,6 +245,10 @@ class Optimizer {
   virtual void write_scalars(const Tensor& scalars, std::int64_t step) const = 0;
   // Updates the parameters of one kind in one group, by one call of launch or launch_update.
   virtual void update(const GroupState& state, const Tensor& scalars) const = 0;
+  // What the optimizer keeps of a parameter besides moments; asked whenever the state is made. A
+  // state that is there already stays, as long as name, shape and cut stay. If the parameter is
+  // sharded meanwhile, each rank keeps its rows of the state.
+  virtual std::vector<StateShape> states_of(const Parameter& /*of*/) const { return {}; }
   // What a step does over all groups together, behind update() of each. It may talk to other ranks,
   // because every rank that takes the step calls it, whatever its shards are.
   virtual void update_together(const Tensor& /*scalars*/) {}
@@ -260,8 +283,26 @@ class Optimizer {
     std::size_t state = 0;     // of states()
     std::int64_t offset = -1;  // in that state's moments; -1: none
     ShardSpec spec{};
+    struct Kept {
+      std::string name;
+      ShardSpec spec;  // of world 1 where it is whole
+      Tensor values;
+    };
+    std::vector<Kept> kept{};  // of states_of
   };
   const std::vector<Own>& own() const noexcept { return own_; }
+
+  // What an update that is made of tensor operations works on, of one parameter.
+  struct Update {
+    Tensor values;    // f32, this rank's rows, to be written
+    Tensor gradient;  // f32, the same rows
+    // f32 []: on how many ranks it had a gradient. Where that is 0, as in a step_if whose condition
+    // does not hold, values and state stay as they are: the device decides, by raw::where.
+    Tensor arrivals;
+  };
+  // For update_together, which every rank calls for the same parameters. Nothing for one that is
+  // frozen, or that no backward has reached since zero_grad: on every rank alike.
+  std::optional<Update> begin_update(const Own& of);
 
  private:
   // The source is made where it is asked for: on rank 0 alone, where that sends.
@@ -294,6 +335,9 @@ class Optimizer {
                     const Before& before) const;
   static void keep_moments(const Own& from, const GroupState& held, const Own& to,
                            const GroupState& state);
+  bool take_states(const GroupState& state, const std::vector<Own*>& own,
+                   const Before& before) const;
+  const Own& own_of(const char* function, const Parameter& of) const;
   std::vector<std::pair<std::string, const Own*>> named(const char* function,
                                                         const NamedParameters& names) const;
   // Throw: ContractError for what is out of range.
@@ -310,7 +354,8 @@ class Optimizer {
   std::vector<GroupState> states_;
   // Their gradients, as the tables are.
   std::shared_ptr<const std::vector<GroupPart>> parts_;
-  Tensor scalars_;  // Needs::scalar_bytes, on the device
+  Tensor scalars_;                // Needs::scalar_bytes, on the device
+  std::vector<bool> is_written_;  // of states_, by begin_update in this step
 };
 
 }  // namespace tessera::optim

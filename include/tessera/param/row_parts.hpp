@@ -31,6 +31,9 @@ struct RowPart {
 // The row parts of a parameter called `name`, each by its whole name. Without row parts: one part,
 // which is the parameter itself.
 std::vector<RowPart> named_row_parts(const std::string& name, const Parameter& parameter);
+// Whether state of this shape has the rows of a parameter, so that files may hold it in their
+// parts.
+bool has_rows_of(const Shape& shape, const Parameter& parameter);
 
 // The part of `rows` that lies in `outer`, counted from the begin of `outer`; empty if none does.
 constexpr RowRange within(const RowRange& outer, const RowRange& rows) {
