@@ -55,7 +55,7 @@ void for_columns(const IndexArgs& a, Exec& exec, F f) {
 
 void index_select(const IndexArgs& a, Exec& exec) {
   if (a.inner == 0) return;
-  visit_computed(a.dtype, [&](auto tag) {
+  visit_moved(a.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     for_ranges(exec, a.outer * a.count, row_grain(a.inner),
                [&](std::int64_t begin, std::int64_t end) {
@@ -89,7 +89,7 @@ void index_add(const IndexArgs& a, Exec& exec) {
 }
 
 void gather(const IndexArgs& a, Exec& exec) {
-  visit_computed(a.dtype, [&](auto tag) {
+  visit_moved(a.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     const std::int64_t per_outer = a.count * a.inner;
     for_ranges(exec, a.outer * per_outer, kGrain, [&](std::int64_t begin, std::int64_t end) {
@@ -129,7 +129,7 @@ void scatter_add(const IndexArgs& a, Exec& exec) {
 }
 
 void scatter(const IndexArgs& a, Exec& exec) {
-  visit_computed(a.dtype, [&](auto tag) {
+  visit_moved(a.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     for_scattered<T>(a, exec, [](T& out, T x) { out = x; });
   });

@@ -21,9 +21,10 @@ namespace tessera::kernels {
 //   scatter_add    big[o, index[o, j, i], i]  += small[o, j, i]
 //   scatter        big[o, index[o, j, i], i]   = small[o, j, i], the last j where several agree
 //
-// index_select and gather write `small`, scatter `big`, and take any dtype; the additions write
-// `big` and take any but boolean. On a GPU index_add wants order_by_id's order of the index, and
-// sums_workspace_bytes(outer, count, inner, dtype, dtype) bytes of workspace.
+// index_select and gather write `small`, scatter `big`, and take any dtype but 8-bit floats; the
+// additions write `big` and take any but boolean and those that are only stored. On a GPU index_add
+// wants order_by_id's order of the index, and sums_workspace_bytes(outer, count, inner, dtype,
+// dtype) bytes of workspace.
 struct IndexArgs {
   void *big, *small;
   const void* index;

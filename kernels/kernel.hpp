@@ -49,4 +49,11 @@ void visit_computed(DType dtype, F f) {
   });
 }
 
+// The same with u8, for kernels that move elements.
+template <class F>
+void visit_moved(DType dtype, F f) {
+  if (dtype == DType::u8) return f(TypeTag<std::uint8_t>{});
+  visit_computed(dtype, f);
+}
+
 }  // namespace tessera::kernels

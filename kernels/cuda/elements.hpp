@@ -161,9 +161,9 @@ constexpr To cast(From x) {
     return x != From(0);
   } else if constexpr (std::is_integral_v<To> && std::is_floating_point_v<From>) {
     // The upper bound is one above the largest integer, so that `<` is exact.
-    constexpr From above = static_cast<From>(std::uint64_t{1} << (8 * sizeof(To) - 1));
+    constexpr From above = static_cast<From>(std::uint64_t{1} << std::numeric_limits<To>::digits);
     if (!(x == x)) return 0;
-    if (x < -above) return std::numeric_limits<To>::min();
+    if (x < (std::is_signed_v<To> ? -above : From(0))) return std::numeric_limits<To>::min();
     return x < above ? static_cast<To>(x) : std::numeric_limits<To>::max();
   } else if constexpr (std::is_class_v<To>) {
     return To(static_cast<float>(x));

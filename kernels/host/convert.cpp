@@ -20,8 +20,8 @@ inline To cast(From x) {
     const Wide value = x;
     if (value != value) return 0;
     // The upper bound as a float is one above the largest integer, so `<` is exact.
-    constexpr Wide above = static_cast<Wide>(std::uint64_t{1} << (8 * sizeof(To) - 1));
-    if (value < -above) return std::numeric_limits<To>::min();
+    constexpr Wide above = static_cast<Wide>(std::uint64_t{1} << std::numeric_limits<To>::digits);
+    if (value < (std::is_signed_v<To> ? -above : Wide(0))) return std::numeric_limits<To>::min();
     return value < above ? static_cast<To>(value) : std::numeric_limits<To>::max();
   } else if constexpr (std::is_class_v<To>) {
     return To(static_cast<float>(x));

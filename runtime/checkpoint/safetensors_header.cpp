@@ -13,12 +13,11 @@ namespace tessera::checkpoint {
 namespace {
 
 constexpr std::pair<std::string_view, DType> kDtypes[] = {
-    {"F32", f32}, {"BF16", bf16},    {"F16", f16},      {"F64", f64},     {"I32", i32},
-    {"I64", i64}, {"BOOL", boolean}, {"F8_E4M3", e4m3}, {"F8_E5M2", e5m2}};
+    {"F32", f32}, {"BF16", bf16},    {"F16", f16},      {"F64", f64},      {"I32", i32},
+    {"I64", i64}, {"BOOL", boolean}, {"F8_E4M3", e4m3}, {"F8_E5M2", e5m2}, {"U8", u8}};
 // What other programs write beside, with the bytes of an element.
 constexpr std::pair<std::string_view, std::int64_t> kForeign[] = {
-    {"U8", 1},  {"I8", 1},  {"F8_E8M0", 1}, {"I16", 2},
-    {"U16", 2}, {"U32", 4}, {"U64", 8},     {"C64", 8}};
+    {"I8", 1}, {"F8_E8M0", 1}, {"I16", 2}, {"U16", 2}, {"U32", 4}, {"U64", 8}, {"C64", 8}};
 constexpr std::string_view kMetadata = "__metadata__";
 
 // {"weight_map": {name: file}}, and what else stands beside it.

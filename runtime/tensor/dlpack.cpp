@@ -16,7 +16,7 @@ using dlpack::Owned;
 
 constexpr std::int32_t kHostMemory = 1;
 constexpr std::uint32_t kMajor = 1, kMinor = 0;
-constexpr DType kDTypes[] = {f32, bf16, f16, f64, i32, i64, boolean, e4m3, e5m2};
+constexpr DType kDTypes[] = {f32, bf16, f16, f64, i32, i64, boolean, e4m3, e5m2, u8};
 
 template <class Managed>
 constexpr bool kVersioned = std::is_same_v<Managed, DLManagedTensorVersioned>;
@@ -27,6 +27,7 @@ constexpr DLDataType to_dl(DType dtype) {
                    : dtype == e5m2      ? 12
                    : is_floating(dtype) ? 2
                    : dtype == boolean   ? 6
+                   : dtype == u8        ? 1
                                         : 0;
   return {static_cast<std::uint8_t>(code), static_cast<std::uint8_t>(8 * size_bytes(dtype)), 1};
 }
@@ -38,7 +39,7 @@ DType from_dl(const DLDataType& type) {
   }
   throw ContractError(concat(
       "from_dlpack: no dtype has code ", int{type.code}, ", ", int{type.bits}, " bits and ",
-      type.lanes, " lanes; convert it to f32, bf16, f16, f64, e4m3, e5m2, i32, i64 or bool"));
+      type.lanes, " lanes; convert it to f32, bf16, f16, f64, e4m3, e5m2, i32, i64, u8 or bool"));
 }
 
 // What is lent, and the arrays that its struct points to.

@@ -109,6 +109,11 @@ Tensor unary(UnaryOp op, const Tensor& x) {
 namespace {
 
 // What no kernel computes would leave the result as it was allocated; see kernels::BinaryOp.
+// Bytes are compared as the integers that they are.
+bool compares(Binary op, DType dtype) {
+  return dtype == u8 && gives_boolean(op) && op != Binary::logical_and && op != Binary::logical_or;
+}
+
 void expect_known(Binary op, DType dtype) {
   detail::expect_computed(name(op), dtype);
   const bool is_floating_only = op == Binary::pow || kernels::is_slope(op);
@@ -124,12 +129,13 @@ void expect_holds(std::string_view op, DType dtype, double s) {
   TESSERA_EXPECT(s == std::trunc(s), op, ": the scalar ", s,
                  " is no whole number, and the tensor is ", dtype,
                  "; cast the tensor to a floating dtype first");
-  const double end = dtype == i32 ? 0x1p31 : 0x1p63;
-  TESSERA_EXPECT(s >= -end && s < end, op, ": the scalar ", s, " is beyond ", dtype,
-                 "; cast the tensor to a wider dtype first");
+  const double end = dtype == u8 ? 0x1p8 : dtype == i32 ? 0x1p31 : 0x1p63;
+  TESSERA_EXPECT(s >= (dtype == u8 ? 0 : -end) && s < end, op, ": the scalar ", s, " is beyond ",
+                 dtype, "; cast the tensor to a wider dtype first");
 }
 
 Tensor scalar(Binary op, const Tensor& x, double s, bool left) {
+  if (compares(op, x.dtype())) return scalar(op, cast(x, i32), s, left);
   expect_known(op, x.dtype());
   expect_holds(name(op), x.dtype(), s);
   Tensor out = Tensor::empty(x.shape(), gives_boolean(op) ? boolean : x.dtype(), x.device());
@@ -234,6 +240,7 @@ Tensor binary(Binary op, const Tensor& a, const Tensor& b) {
   const Device& device = detail::common_device(name(op), a, b);
   TESSERA_EXPECT(a.dtype() == b.dtype(), name(op), ": operands are ", a.dtype(), " and ", b.dtype(),
                  "; cast one of them");
+  if (compares(op, a.dtype())) return binary(op, cast(a, i32), cast(b, i32));
   expect_known(op, a.dtype());
   Tensor out = Tensor::empty(broadcast(a.shape(), b.shape()),
                              gives_boolean(op) ? boolean : a.dtype(), device);

@@ -77,7 +77,10 @@ template <kernels::KernelArgs Args>
 void launch(const char* name, const Device& device, kernels::Kernel<Args> kernel, const Args& args,
             std::initializer_list<Use> uses, double flops = 0, const Products& products = {}) {
   for (const Use& use : uses)
-    if (use.tensor->defined()) expect_operand(name, *use.tensor, kernels::kTakesStored<Args>);
+    if (use.tensor->defined())
+      expect_operand(name, *use.tensor,
+                     kernels::kTakesStored<Args> ||
+                         (std::is_same_v<Args, kernels::IndexArgs> && use.tensor->dtype() == u8));
   launch_body(name, device, kernels::Call<Args>{kernel, args}, uses, flops, products,
               launches_of(args));
 }

@@ -28,6 +28,8 @@ double whole_numbers(DType dtype) {
       return 0x1p11;
     case f32:
       return 0x1p24;
+    case u8:
+      return 0x1p8 - 1;
     case i32:
       return 0x1p31 - 1;
     default:
@@ -36,9 +38,9 @@ double whole_numbers(DType dtype) {
 }
 
 void expect_whole(const char* name, DType dtype, double least, double most) {
-  const double end = whole_numbers(dtype), begin = dtype == boolean ? 0
-                                                   : dtype == i32   ? -end - 1
-                                                                    : -end;
+  const double end = whole_numbers(dtype), begin = dtype == boolean || dtype == u8 ? 0
+                                                   : dtype == i32                  ? -end - 1
+                                                                                   : -end;
   TESSERA_EXPECT(least >= begin && most <= end, name, ": ", least, " to ", most,
                  " is beyond the range of ", dtype, ", ", begin, " to ", end,
                  "; give a wider dtype");

@@ -188,6 +188,7 @@ Tensor gather(const Tensor& x, int dim, const Tensor& index) {
 
 void index_add_into(const Tensor& out, int dim, const Tensor& index, const Tensor& source) {
   const int d = normalize_dim(dim, out.ndim());
+  detail::expect_computed("index_add", out.dtype());
   check_index("index_add", index);
   TESSERA_EXPECT(out.is_contiguous() && source.dtype() == out.dtype() && index.ndim() == 1 &&
                      source.shape() == out.shape().with(d, index.numel()),
@@ -206,6 +207,7 @@ void index_add_into(const Tensor& out, int dim, const Tensor& index, const Tenso
 }
 
 void scatter_add_into(const Tensor& out, int dim, const Tensor& index, const Tensor& source) {
+  detail::expect_computed("scatter_add", out.dtype());
   put_elements("scatter_add", &kernels::Kernels::scatter_add, out, dim, index, source);
 }
 void scatter_into(const Tensor& out, int dim, const Tensor& index, const Tensor& source) {

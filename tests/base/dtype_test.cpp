@@ -174,7 +174,8 @@ TEST_CASE("visit, dtype_of, size and name agree for every dtype") {
     bool floating;
   } table[] = {{f32, 4, "f32", true},       {bf16, 2, "bf16", true}, {f16, 2, "f16", true},
                {f64, 8, "f64", true},       {i32, 4, "i32", false},  {i64, 8, "i64", false},
-               {boolean, 1, "bool", false}, {e4m3, 1, "e4m3", true}, {e5m2, 1, "e5m2", true}};
+               {boolean, 1, "bool", false}, {e4m3, 1, "e4m3", true}, {e5m2, 1, "e5m2", true},
+               {u8, 1, "u8", false}};
   for (const auto& row : table) {
     CHECK(visit(row.dtype, [](auto tag) { return dtype_of<typename decltype(tag)::type>(); }) ==
           row.dtype);

@@ -52,6 +52,8 @@ void Operand::set(std::int64_t i, double value) {
     T x;
     if constexpr (std::is_class_v<T>)
       x = T(static_cast<float>(value));
+    else if constexpr (std::is_same_v<T, std::uint8_t>)
+      x = static_cast<T>(static_cast<std::int64_t>(value));  // of a negative number too
     else
       x = static_cast<T>(value);
     std::memcpy(host_ + static_cast<std::size_t>(i) * sizeof x, &x, sizeof x);

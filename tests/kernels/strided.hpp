@@ -28,6 +28,7 @@ inline double cast_to(DType dtype, double x) {
   if (dtype == boolean) return x != 0;
   if (is_floating(dtype)) return rounded_to(dtype, x);
   if (std::isnan(x)) return 0;
+  if (dtype == u8) return std::clamp(std::trunc(x), 0., 255.) + 0.0;
   const double above = dtype == i32 ? 0x1p31 : 0x1p63;
   // As a double, the largest i64 is the number above it.
   return std::clamp(std::trunc(x), -above, dtype == i32 ? above - 1 : above) + 0.0;  // not -0

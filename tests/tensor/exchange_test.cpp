@@ -281,7 +281,7 @@ TEST_CASE("dlpack: what does not fit is refused in one line that names it") {
       {"version 2.0", [](ForeignTensor& a) { a.managed.version = {2, 0}; }},
       {"device type 2", [](ForeignTensor& a) { a.managed.dl_tensor.device.device_type = 2; }},
       {"4 lanes", [](ForeignTensor& a) { a.managed.dl_tensor.dtype.lanes = 4; }},
-      {"code 1, 8 bits", [](ForeignTensor& a) { a.managed.dl_tensor.dtype = {1, 8, 1}; }},
+      {"code 1, 16 bits", [](ForeignTensor& a) { a.managed.dl_tensor.dtype = {1, 16, 1}; }},
       {"code 5, 64 bits", [](ForeignTensor& a) { a.managed.dl_tensor.dtype = {5, 64, 1}; }},
       {"is null", [](ForeignTensor& a) { a.managed.dl_tensor.data = nullptr; }},
       {"shape is null", [](ForeignTensor& a) { a.managed.dl_tensor.shape = nullptr; }},

@@ -12,11 +12,11 @@
 
 namespace tessera {
 
-enum class DType : std::uint8_t { f32, bf16, f16, f64, i32, i64, boolean, e4m3, e5m2 };
+enum class DType : std::uint8_t { f32, bf16, f16, f64, i32, i64, boolean, e4m3, e5m2, u8 };
 
 inline constexpr DType f32 = DType::f32, bf16 = DType::bf16, f16 = DType::f16, f64 = DType::f64,
                        i32 = DType::i32, i64 = DType::i64, boolean = DType::boolean,
-                       e4m3 = DType::e4m3, e5m2 = DType::e5m2;
+                       e4m3 = DType::e4m3, e5m2 = DType::e5m2, u8 = DType::u8;
 
 // The upper half of an IEEE binary32.
 struct BFloat16 {
@@ -155,6 +155,8 @@ constexpr decltype(auto) visit(DType dtype, F&& f) {
       return f(TypeTag<Float8E4M3>{});
     case DType::e5m2:
       return f(TypeTag<Float8E5M2>{});
+    case DType::u8:
+      return f(TypeTag<std::uint8_t>{});
     case DType::boolean:
       break;
   }
@@ -166,18 +168,19 @@ constexpr std::size_t size_bytes(DType dtype) {
   return visit(dtype, [](auto tag) { return sizeof(typename decltype(tag)::type); });
 }
 
-// Whether it only stores values: an 8-bit float, which is cast, and in which no operation computes.
-constexpr bool is_storage_only(DType d) { return d == DType::e4m3 || d == DType::e5m2; }
+constexpr bool is_float8(DType d) { return d == DType::e4m3 || d == DType::e5m2; }
+// Whether it only stores values, which are cast, and no operation computes in it: an 8-bit float,
+// or u8, the bytes of images, which are also compared and indexed.
+constexpr bool is_storage_only(DType d) { return is_float8(d) || d == DType::u8; }
 constexpr bool is_floating(DType d) {
-  return d == DType::f32 || d == DType::bf16 || d == DType::f16 || d == DType::f64 ||
-         is_storage_only(d);
+  return d == DType::f32 || d == DType::bf16 || d == DType::f16 || d == DType::f64 || is_float8(d);
 }
 
-// "f32", "bf16", "f16", "f64", "i32", "i64", "bool", "e4m3", "e5m2"; a value that is none of the
-// enumerators is "unknown".
+// "f32", "bf16", "f16", "f64", "i32", "i64", "bool", "e4m3", "e5m2", "u8"; a value that is none of
+// the enumerators is "unknown".
 constexpr std::string_view name(DType d) {
-  constexpr std::string_view names[] = {"f32", "bf16", "f16",  "f64", "i32",
-                                        "i64", "bool", "e4m3", "e5m2"};
+  constexpr std::string_view names[] = {"f32", "bf16", "f16",  "f64",  "i32",
+                                        "i64", "bool", "e4m3", "e5m2", "u8"};
   const auto i = static_cast<std::size_t>(d);
   return i < std::size(names) ? names[i] : "unknown";
 }
@@ -201,6 +204,8 @@ constexpr DType dtype_of() {
     return DType::e4m3;
   else if constexpr (std::is_same_v<T, Float8E5M2>)
     return DType::e5m2;
+  else if constexpr (std::is_same_v<T, std::uint8_t>)
+    return DType::u8;
   else {
     static_assert(std::is_same_v<T, bool>, "no DType for this type");
     return DType::boolean;

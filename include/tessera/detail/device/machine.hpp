@@ -182,8 +182,7 @@ constexpr double product_rate(const Machine& machine, const Products& p) {
   };
   if (p.dtype == DType::f32 && p.kind != Products::Kind::none)
     return machine.f32_product_flops_per_second * shape_share(machine, p);
-  if (is_storage_only(p.dtype))
-    return machine.fp8_product_flops_per_second * shape_share(machine, p);
+  if (is_float8(p.dtype)) return machine.fp8_product_flops_per_second * shape_share(machine, p);
   switch (p.kind) {
     case Products::Kind::attention:
       return of_length(machine.attention);
