@@ -1,17 +1,24 @@
 #include "tessera/nn/fp8.hpp"
 
 #include <algorithm>
+#include <functional>
+#include <utility>
 
 #include "tessera/nn/linear.hpp"
 
 namespace tessera::nn {
+namespace {
 
-std::vector<std::string> set_fp8(Module& module, Fp8Recipe recipe, const Fp8Options& options) {
-  TESSERA_EXPECT(std::ranges::find(options.skip, "") == options.skip.end(),
-                 "set_fp8: skip has an empty text, which would skip every layer; leave it out");
-  std::vector<std::string> set, unmatched = options.skip;
+using NamedLinears = std::vector<std::pair<std::string, Linear*>>;
+
+// The linear layers below `module` that `takes`, but those that the options leave out.
+NamedLinears linears_of(const char* function, Module& module, const Fp8Options& options,
+                        const std::function<bool(const Linear&)>& takes) {
+  TESSERA_EXPECT(std::ranges::find(options.skip, "") == options.skip.end(), function,
+                 ": skip has an empty text, which would skip every layer; leave it out");
+  std::vector<std::string> unmatched = options.skip;
   std::string first;
-  std::vector<Linear*> layers;
+  NamedLinears layers;
   for (const auto& [name, part] : module.named_modules()) {
     auto* const linear = dynamic_cast<Linear*>(part);
     if (!linear || !linear->weight.defined()) continue;
@@ -20,17 +27,36 @@ std::vector<std::string> set_fp8(Module& module, Fp8Recipe recipe, const Fp8Opti
       return name.find(text) != std::string::npos;
     };
     std::erase_if(unmatched, is_in_name);
-    const Shape& shape = linear->weight.shape();
-    if (std::ranges::any_of(options.skip, is_in_name) || !fits_fp8(shape[1], shape[0]) ||
-        linear->weight.is_streamed())
-      continue;
-    layers.push_back(linear);
+    if (std::ranges::none_of(options.skip, is_in_name) && !linear->weight.is_streamed() &&
+        takes(*linear))
+      layers.emplace_back(name, linear);
+  }
+  TESSERA_EXPECT(unmatched.empty(), function, ": no linear layer has '", unmatched.front(),
+                 "' in its name", first.empty() ? "" : concat("; one layer is '", first, "'"));
+  return layers;
+}
+
+}  // namespace
+
+std::vector<std::string> set_fp8(Module& module, Fp8Recipe recipe, const Fp8Options& options) {
+  std::vector<std::string> set;
+  for (const auto& [name, linear] : linears_of("set_fp8", module, options, [](const Linear& l) {
+         return fits_fp8(l.weight.shape()[1], l.weight.shape()[0]) && !l.weight_scale.defined();
+       })) {
+    linear->product.set_fp8(recipe);
     set.push_back(name);
   }
-  TESSERA_EXPECT(unmatched.empty(), "set_fp8: no linear layer has '", unmatched.front(),
-                 "' in its name", first.empty() ? "" : concat("; one layer is '", first, "'"));
-  for (Linear* const linear : layers) linear->product.set_fp8(recipe);
   return set;
+}
+
+std::vector<std::string> store_in_8_bits(Module& module, const Fp8Options& options) {
+  std::vector<std::string> stored;
+  for (const auto& [name, linear] :
+       linears_of("store_in_8_bits", module, options, [](const Linear&) { return true; })) {
+    linear->store_in_8_bits();
+    stored.push_back(name);
+  }
+  return stored;
 }
 
 }  // namespace tessera::nn

@@ -2,15 +2,21 @@
 
 #include <algorithm>
 
+#include "tessera/autograd/rows_in_8_bits.hpp"
 #include "tessera/autograd/sliced.hpp"
 #include "tessera/detail/device/captured_work.hpp"
 
 namespace tessera::nn {
 
+const Parameter Product::kNone;
+
 void Product::set_fp8(std::optional<Fp8Recipe> recipe) {
   TESSERA_EXPECT(!recipe || (weight_.defined() && !weight_.is_streamed()),
                  "Product::set_fp8: the weight is undefined or streamed; only a whole weight can "
                  "be multiplied in 8 bits");
+  TESSERA_EXPECT(!recipe || !is_in_8_bits(),
+                 "Product::set_fp8: the weight is stored in 8 bits, and its values are multiplied "
+                 "in the dtype of x; choose one of the two");
   TESSERA_EXPECT(!recipe || fits_fp8(weight_.shape()[1], weight_.shape()[0]),
                  "Product::set_fp8: weight is ", weight_.shape(), "; 16 must divide both sizes");
   fp8_ = recipe;
@@ -22,6 +28,7 @@ InputForm Product::input_form() const {
 }
 
 Tensor Product::multiply(const Tensor& x) const {
+  if (is_in_8_bits()) return linear_in_8_bits(x, weight_, scales_, bias());
   return fp8_ ? linear_fp8(x, weight_, bias(), *fp8_) : linear(x, weight_, bias());
 }
 
@@ -42,7 +49,7 @@ Activated Product::gelu(const Tensor& x, Caller at) {
   const CallSite site(at);
   return layer_.call(
       [&](const Tensor& in) {
-        if (!fp8_) return linear_gelu(in, weight_, bias());
+        if (is_plain()) return linear_gelu(in, weight_, bias());
         const Tensor before = multiply(in);
         return Activated{before, raw::gelu(before)};
       },
@@ -53,7 +60,7 @@ Tensor Product::operator()(const Activated& x, Caller at) {
   const CallSite site(at);
   return layer_.call(
       [&](const Activated& in) {
-        if (!fp8_) return linear(in, weight_, bias());
+        if (is_plain()) return linear(in, weight_, bias());
         const SharedInput of_this_layer;
         return multiply(tessera::gelu(in.before));  // whose derivative is no product's here
       },
@@ -63,7 +70,7 @@ Tensor Product::operator()(const Activated& x, Caller at) {
 // A call is one product, of which nobody sees what it gives, and the residual is no larger or
 // smaller.
 bool Product::adds_to(const Tensor& residual, const Tensor& x) const {
-  return !layer_.is_hooked() && !fp8_ && !weight_.is_streamed() && x.ndim() > 0 &&
+  return !layer_.is_hooked() && is_plain() && !weight_.is_streamed() && x.ndim() > 0 &&
          residual.shape() == x.shape().with(x.ndim() - 1, weight_.shape()[0]);
 }
 
@@ -89,7 +96,8 @@ Tensor Product::cross_entropy(const Tensor& x, const Tensor& targets, std::int64
       const bool is_read_in_backward = !order.gradient;
       weight_.for_each_slice(
           [&](const Tensor& whole, const SliceRows&) {
-            loss = linear_cross_entropy(in, whole, bias(), wanted, chunk_rows, order);
+            const Tensor w = is_in_8_bits() ? decode_rows(whole, scales_, in.dtype()) : whole;
+            loss = linear_cross_entropy(in, w, bias(), wanted, chunk_rows, order);
           },
           is_read_in_backward);
       return loss;

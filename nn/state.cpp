@@ -4,10 +4,26 @@
 #include <map>
 #include <utility>
 
+#include "runtime/param/encoded_source.hpp"
 #include "runtime/param/renamed_source.hpp"
 #include "tessera/nn/module.hpp"
 
 namespace tessera::nn {
+
+namespace {
+
+// "up.weight_scale" f32 [n, 1] of "up.weight" e4m3 [n, m].
+bool are_scales_of(const StateTarget& scales, const StateTarget& values) {
+  if (values.dtype != e4m3 || values.spec.shape.ndim() < 2 ||
+      !scales.names[0].ends_with(kRowScales) ||
+      scales.names[0] != concat(values.names[0], kRowScales))
+    return false;
+  Shape shape = values.spec.shape;
+  for (int d = 1; d < shape.ndim(); ++d) shape[d] = 1;
+  return scales.dtype == f32 && scales.spec.shape == shape;
+}
+
+}  // namespace
 
 std::vector<StateTarget> state_targets(const Module& module) {
   std::vector<StateTarget> targets;
@@ -30,6 +46,9 @@ std::vector<StateTarget> state_targets(const Module& module) {
     t->held = [p = parameter] { return p.shard(); };
     t->change = [p = parameter](const FillRows& f) { p.edit(f); };
   }
+  for (StateTarget& scales : targets)
+    scales.are_row_scales = std::ranges::any_of(
+        targets, [&](const StateTarget& values) { return are_scales_of(scales, values); });
   for (const auto& [name, buffer] : module.named_buffers(Persistent::yes, Tied::every_name)) {
     const auto [t, is_new] = target(buffer.id(), name);
     if (!is_new) continue;
@@ -53,7 +72,8 @@ LoadReport check_load(const Module& model, const StateSource& source, const Load
   const auto targets = state_targets(model);
   const StateHolder holder = state_holder(model);
   const std::shared_ptr<const StateSource> here(std::shared_ptr<void>(), &source);  // not owned
-  return StateMatching(targets, *renamed(here, options), holder, options).report;
+  return StateMatching(targets, *encoded(renamed(here, options), targets, holder), holder, options)
+      .report;
 }
 
 }  // namespace tessera::nn

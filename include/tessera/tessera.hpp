@@ -21,6 +21,7 @@
 #include "tessera/autograd/random.hpp"
 #include "tessera/autograd/recompute.hpp"
 #include "tessera/autograd/reductions.hpp"
+#include "tessera/autograd/rows_in_8_bits.hpp"
 #include "tessera/autograd/saved.hpp"
 #include "tessera/autograd/shapes.hpp"
 #include "tessera/autograd/sliced.hpp"

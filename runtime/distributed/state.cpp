@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "runtime/distributed/gatherer.hpp"
+#include "runtime/param/encoded_source.hpp"
 #include "runtime/param/renamed_source.hpp"
 #include "runtime/tensor/lent_tensor.hpp"
 #include "tessera/base/error.hpp"
@@ -163,7 +164,7 @@ Found find(const std::vector<StateTarget>& targets,
            const StateHolder& holder, const LoadOptions& options) {
   Found found;
   try {
-    found.source = renamed(source(), options);
+    found.source = encoded(renamed(source(), options), targets, holder);
     const StateMatching matching(targets, *found.source, holder, options, true);
     found.names.resize(targets.size());
     for (const auto& [target, names] : matching.matches)
@@ -242,7 +243,8 @@ LoadReport load_state(const std::vector<StateTarget>& targets,
                       const std::function<std::shared_ptr<const StateSource>()>& source,
                       const StateHolder& holder, const LoadOptions& options) {
   if (options.from_rank_0) return load_from_rank_0(targets, source, holder, options);
-  return load_own_state(targets, *renamed(source(), options), holder, options);
+  return load_own_state(targets, *encoded(renamed(source(), options), targets, holder), holder,
+                        options);
 }
 
 }  // namespace tessera

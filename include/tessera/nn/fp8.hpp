@@ -1,9 +1,12 @@
-// Which of a model's linear layers multiply in 8-bit floats.
+// Which of a model's linear layers multiply in 8-bit floats, or have frozen weights in 8 bits.
 //
 //   nn::set_fp8(model, Fp8Recipe::tensorwise, {.skip = {"down_proj"}});   // before or after
 //   fully_shard
+//   nn::store_in_8_bits(model, {.skip = {"lm_head"}});                    // before fully_shard
+//   model.load("base.safetensors");                                       // encodes what it reads
 //
-// Parameters, their gradients, files and initial values stay what they are.
+// With a recipe parameters, their gradients, files and initial values stay what they are. What is
+// stored in 8 bits is multiplied in the dtype of x, and trains what lies beside it: adapters.
 #pragma once
 
 #include <string>
@@ -24,5 +27,8 @@ struct Fp8Options {
 // have. Returns the names of the layers that it set. Source: torchtitan 0.2.2's filter_fqns.
 // Throws: ContractError for a text in `skip` that is empty, or in no linear layer's name.
 std::vector<std::string> set_fp8(Module& module, Fp8Recipe recipe, const Fp8Options& options = {});
+// Linear::store_in_8_bits of all linear layers below `module` but those, and those with a streamed
+// weight. Returns their names.  Throws: as it, and for `skip` as set_fp8.
+std::vector<std::string> store_in_8_bits(Module& module, const Fp8Options& options = {});
 
 }  // namespace tessera::nn

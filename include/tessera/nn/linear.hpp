@@ -55,9 +55,31 @@ class Linear : public Module {
   // x [..., in] of the weight's dtype -> [..., out].
   Tensor operator()(const Tensor& x, Caller at = Caller::current()) { return product(x, at); }
 
-  Parameter weight;                      // [out, in], normal
-  Parameter bias;                        // [out], 0; undefined without
-  Product product{*this, weight, bias};  // how x W^T + b is made
+  // Freezes the weight, and stores it in e4m3 with a scale a row: shards, gathers and files have a
+  // quarter of the bytes of f32, and 4 more a row. The layer decodes it for each product, in the
+  // dtype of x; see autograd/rows_in_8_bits.hpp. A load from floating values encodes them, of
+  // files, state dicts and rank 0. What nn::init draws is rounded to e4m3 as it is, so load
+  // instead. Of a model: nn::store_in_8_bits. Call it before the weight has memory and belongs to a
+  // unit. Throws: ContractError for a weight that is streamed or has a gather transform or an fp8
+  // recipe.
+  void store_in_8_bits() {
+    TESSERA_EXPECT(
+        weight.defined() && !weight.is_streamed() && !product.fp8() && !weight.unit(),
+        "Linear::store_in_8_bits: the layer has no weight, a streamed or sharded one, or "
+        "an fp8 recipe; call it on a layer of its own, before fully_shard");
+    if (weight_scale.defined()) return;
+    weight.freeze();
+    weight.set_dtype(e4m3);
+    weight_scale = Parameter({weight.shape()[0], 1}, Initializer::constant(1));
+    weight_scale.freeze();
+    weight_scale.set_row_parts(weight.row_parts());
+    register_parameter("weight_scale", weight_scale);
+  }
+
+  Parameter weight;        // [out, in], normal
+  Parameter bias;          // [out], 0; undefined without
+  Parameter weight_scale;  // [out, 1], of a weight in 8 bits; undefined without
+  Product product{*this, weight, bias, weight_scale};  // how x W^T + b is made
 };
 
 }  // namespace tessera::nn

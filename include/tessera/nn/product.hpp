@@ -1,7 +1,8 @@
 // The product of a linear layer, and the work of its neighbours that is done within it.
 //
 //   norm, SwiGLU ─ x                 written as the product reads it: input_form
-//   x W^T + b                        in the weight's dtype; in 8-bit floats; slice by slice
+//   x W^T + b                        in the weight's dtype; in 8-bit floats; slice by slice; of a
+//                                    weight that is stored in 8 bits
 //   x W^T + b ─ GELU ─ the next x    gelu
 //   residual + x W^T + b             add_to
 //   x W^T + b ─ cross-entropy        cross_entropy, of as many columns and rows as fit
@@ -41,9 +42,12 @@ enum class Projections : std::uint8_t { separate, fused };
 class Product {
  public:
   // The product of `layer`, which has registered weight [out, in] and bias [out]; bias is undefined
-  // for none. All three stay where they are.
+  // for none. A weight that is stored in 8 bits has `scales` [out, 1]. All stay where they are.
   Product(Module& layer, const Parameter& weight, const Parameter& bias) noexcept
-      : layer_(layer), weight_(weight), bias_(bias) {}
+      : Product(layer, weight, bias, kNone) {}
+  Product(Module& layer, const Parameter& weight, const Parameter& bias,
+          const Parameter& scales) noexcept
+      : layer_(layer), weight_(weight), bias_(bias), scales_(scales) {}
   Product(const Product&) = delete;
   Product& operator=(const Product&) = delete;
 
@@ -72,13 +76,18 @@ class Product {
   InputForm input_form() const;
 
   // Makes products in 8-bit floats from the next call on, or no longer. For all layers of a model:
-  // nn/fp8.hpp. Throws: ContractError for a streamed weight and for sizes that 16 does not divide.
+  // nn/fp8.hpp. Throws: ContractError for a weight that is streamed or stored in 8 bits, and for
+  // sizes that 16 does not divide.
   void set_fp8(std::optional<Fp8Recipe> recipe);
   const std::optional<Fp8Recipe>& fp8() const noexcept { return fp8_; }
 
   const Parameter& weight() const noexcept { return weight_; }
 
  private:
+  static const Parameter kNone;
+
+  bool is_in_8_bits() const { return scales_.defined(); }
+  bool is_plain() const { return !fp8_ && !is_in_8_bits(); }  // one product in the weight's dtype
   Tensor multiply(const Tensor& x) const;
   Tensor bias() const { return bias_.defined() ? bias_.value() : Tensor(); }
   bool adds_to(const Tensor& residual, const Tensor& x) const;
@@ -86,6 +95,7 @@ class Product {
   Module& layer_;
   const Parameter& weight_;
   const Parameter& bias_;
+  const Parameter& scales_;
   std::optional<Fp8Recipe> fp8_;
 };
 

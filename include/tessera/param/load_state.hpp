@@ -73,6 +73,8 @@ class DictSource final : public StateSource {
 // Writes values into a tensor of this rank's rows, [rows, ...].
 using FillRows = std::function<void(const Tensor& rows)>;
 
+inline constexpr std::string_view kRowScales = "_scale";
+
 // Something that takes values: a parameter, a buffer, a moment, a number.
 struct StateTarget {
   std::vector<std::string> names;  // one, or all names of a tied parameter
@@ -81,7 +83,10 @@ struct StateTarget {
   DType dtype = f32;
   bool is_transposed_in_files = false;
   std::vector<RowPart> parts_in_files{};  // that files may hold in its place, by their names
-  std::function<Tensor()> held;           // this rank's rows; throws without memory
+  // Of what is stored in 8 bits under this name without kRowScales, a scale a row: where a source
+  // has no scales, both are made of its values. See autograd/rows_in_8_bits.hpp.
+  bool are_row_scales = false;
+  std::function<Tensor()> held;                   // this rank's rows; throws without memory
   std::function<void(const FillRows& f)> change;  // calls f with these rows, to fill them in place
 };
 // A target for one number, [] of `dtype`, beside tensors on the device of `beside`. A load calls f

@@ -1,0 +1,268 @@
+// Models whose linear layers are stored in 8 bits with a scale a row, and adapters beside them:
+// loaded from values in f32 in every way, sharded, kept in files; losses and the adapters' steps
+// are those of a model in f32 with the same values.
+//
+// Llamas have the same bits. GPT-2 fuses a product with its GELU where the weight is f32, and so
+// rounds at another place: within 1e-5, in f32.
+#include <cmath>
+#include <memory>
+
+#include "tessera/autograd/rows_in_8_bits.hpp"
+#include "tessera/checkpoint/checkpoint.hpp"
+#include "tessera/checkpoint/model.hpp"
+#include "tessera/distributed/state.hpp"
+#include "tessera/memory/memory.hpp"
+#include "tessera/nn/fp8.hpp"
+#include "tessera/nn/gpt2.hpp"
+#include "tests/shard/small_llama.hpp"
+#include "tests/shard/support.hpp"
+#include "tests/support/temporary_folder.hpp"
+
+using namespace tessera;
+using namespace tessera::testing;
+using Catch::Matchers::Contains;
+
+namespace {
+
+// U D x beside what a layer gives. Hu and others, "LoRA", 2021.
+struct BesideLinear : nn::Module {
+  explicit BesideLinear(nn::Linear& layer)
+      : down({2, layer.weight.shape()[1]}, Initializer::normal(0, 0.5)),
+        up({layer.weight.shape()[0], 2}, Initializer::normal(0, 0.5)) {
+    register_parameter("down", down);
+    register_parameter("up", up);
+    layer.register_module("adapter", *this);
+    layer.register_forward_hook(
+        [this](nn::Module&, const nn::CallTensors& in, const nn::CallTensors& out) {
+          out[0] = out[0] + linear(linear(in[0], down, {}), up, {});
+        });
+  }
+  Parameter down, up;
+};
+
+enum class Of : std::uint8_t { llama, fused_llama, gpt2 };
+
+std::unique_ptr<nn::LanguageModel> base_model(Of of) {
+  if (of == Of::gpt2)
+    return std::make_unique<nn::Gpt2>(nn::Gpt2Config{.dim = 8,
+                                                     .n_layers = 2,
+                                                     .n_heads = 2,
+                                                     .vocab_size = kSmallWords,
+                                                     .max_seq_len = kSmallLength});
+  nn::LlamaConfig config = small_llama(2);
+  if (of == Of::fused_llama) config.projections = nn::Projections::fused;
+  return std::make_unique<nn::Llama>(config);
+}
+
+// The base's values in f32, drawn, whole, by the names of its kind.
+StateDict base_values(Of of) {
+  const auto model = base_model(of);
+  nn::init(*model, {7}, Device::cpu({.executor = ExecutorKind::inlined}));
+  return model->state_dict({.memory = StateMemory::host});
+}
+
+std::vector<nn::Linear*> linears_of(nn::Module& model) {
+  std::vector<nn::Linear*> layers;
+  for (const auto& [name, module] : model.named_modules())
+    if (auto* const layer = dynamic_cast<nn::Linear*>(module);
+        layer && layer->weight.defined() && !layer->weight.is_streamed())
+      layers.push_back(layer);
+  return layers;
+}
+
+struct EightBits {
+  bool is_encoded = true;  // else f32, with the values of codes
+  DType param = f32;
+  Offload offload = Offload::none;
+};
+
+struct EightBitsJob {
+  EightBitsJob(World& world, Of of, const EightBits& how) : world(world), model(base_model(of)) {
+    if (how.is_encoded)
+      stored = nn::store_in_8_bits(*model);
+    else
+      for (nn::Linear* const layer : linears_of(*model)) layer->weight.freeze();
+    for (nn::Linear* const layer : linears_of(*model))  // GPT-2's others pass GELU on beside x
+      if (of != Of::gpt2 || layer->weight.name().find("attn") != std::string::npos)
+        adapters.push_back(std::make_unique<BesideLinear>(*layer));
+    shard_parts(*model, {.mesh = DeviceMesh::flat(world),
+                         .precision = {.param = how.param},
+                         .offload = how.offload});
+    nn::init(*model, {11}, world.device());  // the adapters
+  }
+  void load(StateDict values, bool is_encoded) {
+    if (!is_encoded)
+      for (nn::Linear* const layer : linears_of(*model)) {
+        const auto at = values.find(layer->weight.name());
+        const auto [codes, scales] = encode_rows(at->second.values);
+        at->second = decode_rows(codes, scales, f32);
+      }
+    loaded = model->load(values, {.strict = false});
+  }
+  Tensor loss() {
+    std::vector<std::int32_t> ids;
+    for (std::int32_t i = 0; i < 5; ++i)
+      ids.push_back((3 * i + world.rank()) % static_cast<std::int32_t>(kSmallWords));
+    const Tensor all = Tensor::from(ids, {1, 5}, world.device());
+    return model->loss(raw::slice(all, 1, 0, 4), raw::slice(all, 1, 1, 5));
+  }
+  std::vector<double> train(int steps) {
+    optim::AdamW optimizer(model->parameters(), {.lr = 0.01});
+    std::vector<double> losses;
+    for (int k = 0; k < steps; ++k) {
+      const Tensor l = loss();
+      l.backward();
+      losses.push_back(l.item());
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+    return losses;
+  }
+
+  const World& world;
+  std::unique_ptr<nn::LanguageModel> model;
+  std::vector<std::unique_ptr<BesideLinear>> adapters;
+  std::vector<std::string> stored;
+  LoadReport loaded;
+};
+
+}  // namespace
+
+TEST_CASE("adapters train over a base in 8 bits as over its values in f32", "[threads]") {
+  for (const Of of : {Of::llama, Of::fused_llama, Of::gpt2}) {
+    const StateDict values = base_values(of);
+    for (const DType param : {f32, bf16}) {
+      if (of == Of::gpt2 && param == bf16) continue;
+      for (const int ranks : {1, 2, 3})
+        for (const Offload offload : {Offload::none, Offload::cpu}) {
+          CAPTURE(static_cast<int>(of), param, ranks, offload == Offload::cpu);
+          struct Found {
+            std::vector<double> losses;
+            std::int64_t weights = 0, expected = 0;
+          };
+          const auto run = [&](bool is_encoded) {
+            return on_ranks(ranks, [&](World& world) {
+              EightBitsJob job(world, of, {is_encoded, param, offload});
+              job.load(values, is_encoded);
+              Found found{.losses = job.train(4)};
+              for (const Parameter& p : job.model->parameters())
+                found.expected +=
+                    (p.spec().chunk_numel() * static_cast<std::int64_t>(size_bytes(p.dtype())) +
+                     255) /
+                    256 * 256;
+              const Device& device = world.device();
+              found.weights = Memory::of(offload == Offload::cpu ? device.host() : device)
+                                  .ledger()
+                                  .live_bytes("weights");
+              for (nn::Linear* const layer : linears_of(*job.model))
+                TESSERA_EXPECT(layer->weight.dtype() == (is_encoded ? e4m3 : f32) &&
+                                   layer->weight_scale.defined() == is_encoded,
+                               "stored otherwise");
+              return found;
+            });
+          };
+          const auto own = run(true), wide = run(false);
+          for (std::size_t rank = 0; rank < own.size(); ++rank) {
+            for (std::size_t k = 0; k < own[rank].losses.size(); ++k)
+              CHECK(std::abs(own[rank].losses[k] - wide[rank].losses[k]) <=
+                    (of == Of::gpt2 ? 1e-5 : 0));
+            CHECK(own[rank].losses.back() < own[rank].losses.front());
+            CHECK(own[rank].weights == own[rank].expected);
+          }
+        }
+    }
+  }
+}
+
+TEST_CASE("a base in 8 bits is encoded by every load, and kept as it is", "[threads]") {
+  for (const Of of : {Of::llama, Of::fused_llama, Of::gpt2}) {
+    CAPTURE(static_cast<int>(of));
+    const TemporaryFolder folder;
+    const std::string file = folder / "base.safetensors", steps = folder / "steps";
+    const StateDict values = base_values(of);
+    on_ranks(1, [&](World& world) {
+      const auto model = base_model(of);
+      nn::init(*model, {7}, world.device());
+      checkpoint::save_weights(file, *model, world);
+      return 0;
+    });
+    struct Found {
+      Values from_dict, from_file, from_rank_0, from_own;
+      std::vector<std::string> missing;
+    };
+    const auto found = on_ranks(2, [&](World& world) {
+      Found f;
+      EightBitsJob dict(world, of, {});
+      dict.load(values, true);
+      f.missing = dict.loaded.missing;
+      f.from_dict = full_values(*dict.model);
+      EightBitsJob files(world, of, {});
+      files.model->load(file, {.strict = false});
+      f.from_file = full_values(*files.model);
+      EightBitsJob sent(world, of, {});
+      sent.model->load(world.rank() == 0 ? values : StateDict{},
+                       {.strict = false, .from_rank_0 = &world});
+      f.from_rank_0 = full_values(*sent.model);
+      EightBitsJob own(world, of, {});
+      own.model->load(dict.model->state_dict());
+      f.from_own = full_values(*own.model);
+      checkpoint::save(steps, 1, {checkpoint::part(*dict.model, world)}, {}, world);
+      return f;
+    });
+    const Values& expected = found[0].from_dict;
+    std::size_t compared = 0;
+    for (const auto& [name, value] : values) {  // against one that is encoded here
+      if (!expected.contains(name + "_scale")) continue;
+      const auto [codes, scales] = encode_rows(value.values);
+      CHECK(same_bits(expected.at(name), raw::cast(codes, f32).to_vector<float>()));
+      CHECK(same_bits(expected.at(name + "_scale"), scales.to_vector<float>()));
+      ++compared;
+    }
+    CHECK(compared == (of == Of::llama ? 14 : 8));
+    for (const Found& f : found) {
+      CHECK(same_bits(f.from_dict, expected));
+      CHECK(same_bits(f.from_file, expected));
+      CHECK(same_bits(f.from_rank_0, expected));
+      CHECK(same_bits(f.from_own, expected));
+      for (const std::string& name : f.missing) CHECK_THAT(name, Contains(".adapter."));
+    }
+    for (const int ranks : {1, 3})
+      for (const Values& loaded : on_ranks(ranks, [&](World& world) {
+             EightBitsJob job(world, of, {});
+             job.model->load(*checkpoint::Checkpoint(steps, 1).part("model"));
+             return full_values(*job.model);
+           }))
+        CHECK(same_bits(loaded, expected));
+  }
+}
+
+TEST_CASE("which layers are stored in 8 bits, and what can't be") {
+  nn::Llama model(small_llama(2));
+  CHECK(nn::store_in_8_bits(model, {.skip = {"layers.1", "down_proj"}}).size() == 6);
+  CHECK(model.blocks[0].mlp.up_proj.weight.dtype() == e4m3);
+  CHECK_FALSE(model.blocks[0].mlp.up_proj.weight.trainable());
+  CHECK(model.blocks[0].mlp.up_proj.weight_scale.shape() == Shape{12, 1});
+  CHECK_FALSE(model.blocks[1].mlp.up_proj.weight_scale.defined());
+  CHECK_FALSE(model.head.weight_scale.defined());
+  CHECK_THROWS_WITH(nn::store_in_8_bits(model, {.skip = {"w1"}}),
+                    Contains("store_in_8_bits: no linear layer has 'w1'"));
+  CHECK_THROWS_WITH(model.head.store_in_8_bits(), Contains("a streamed"));
+  nn::Linear wide(32, 32, {}, Device::meta());
+  wide.store_in_8_bits();
+  CHECK_THROWS_WITH(wide.product.set_fp8(Fp8Recipe::tensorwise), Contains("stored in 8 bits"));
+  nn::Linear made(4, 4, Device::cpu());
+  CHECK_THROWS_WITH(made.store_in_8_bits(), Contains("has memory; call it before materialize"));
+}
+
+TEST_CASE("a dict without the values of a layer in 8 bits misses both", "[nn]") {
+  struct One : nn::Module {
+    One() { register_module("up", up), up.store_in_8_bits(); }
+    nn::Linear up{4, 3, {.bias = false}};
+  } model;
+  model.materialize(Device::cpu());
+  CHECK_THROWS_WITH(model.load(StateDict()), Contains("no tensor 'up.weight' and 1 more"));
+  const Tensor scales = Tensor::full({3, 1}, 2, f32, Device::cpu());
+  CHECK(model.load({{"up.weight_scale", scales}}, {.strict = false}).missing ==
+        std::vector<std::string>{"up.weight"});
+  CHECK(model.up.weight_scale.shard().to_vector<float>() == std::vector<float>(3, 2));
+}
