@@ -23,6 +23,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <string_view>
@@ -74,6 +75,9 @@ class Executor {
   // Forgets the failure, so that bodies run again.
   // Requires: the host has blocked on everything submitted.
   virtual Lost recover() { return {}; }
+  // What the host had not seen the end of before its last `block` has failed with `error`, as that
+  // of a peer does, which the device itself does not notice. Of `cuda` only.
+  virtual void fail_unseen(std::exception_ptr /*error*/) {}
 
   // For `cuda` only; see DeviceContext::begin_capture. captures: whether operations can be kept
   // instead of run. begin_capture: from here on they are. end_capture: no longer; returns the graph
