@@ -5,6 +5,7 @@
 //   World world = World::single();                   one rank
 //   World world = World::mpi();                      one rank of an mpirun
 //   World world = World::processes({...});           one process of a job on one machine
+//   World world = World::nccl({...});                one process for each of several GPUs
 //   World world = World::emulated(3, 512);           rank 3 of 512 without peers: plans, benchmarks
 //
 // Programs let `ts::run` choose, from the environment.
@@ -40,6 +41,15 @@ struct DeviceChoice {
   std::string module{};  // see CudaOptions
 };
 
+// Of World::nccl.
+struct NcclOptions {
+  std::string module{};   // libtessera-nccl.so; empty: where libtessera-cuda.so is looked for
+  std::string library{};  // of NCCL; empty: libnccl.so.2 of the process, the system, or a toolkit
+  // Sums of f32, f64 and integers, too, are exchanged and added in rank order, so that their bits
+  // are those of threads.
+  bool ordered_sums = false;
+};
+
 struct WorldOptions {
   DeviceChoice device{};
   // The executor on the CPU. A CUDA device has its own; only `virtual_`, a plan, may replace it.
@@ -57,10 +67,12 @@ struct WorldOptions {
   // Processes: one of this machine that shows no life for this long fails the world. 0: never, so
   // that debuggers may stop ranks.
   double heartbeat_timeout_seconds = 5;
-  // World::processes: for so long a rank waits for the others where they come together, which is
-  // for rank 0's name and store, for all ranks there, and for what they tell each other of their
-  // memory. The error lists who has not come. MPI_Init waits as MPI does.
+  // World::processes and World::nccl: for so long a rank waits for the others where they come
+  // together. That is for rank 0's name and store, for all ranks there, for what they tell each
+  // other of their memory, and for a first call of NCCL. The error lists who has not come. MPI_Init
+  // waits as MPI does.
   double init_timeout_seconds = 300;
+  NcclOptions nccl{};
 };
 
 // Which process of a job this is, and where all of them meet. Only `rank` differs between them.
@@ -69,9 +81,10 @@ struct ProcessSeat {
   std::string host = "127.0.0.1";  // rank 0 serves there
   int port = 29500;                // or the first free one of the next 16
   std::string run_id = "none";     // distinguishes jobs that meet at one port
+  int local_rank = 0;              // among the ranks of its machine
 };
 
-enum class WorldKind : std::uint8_t { single, local, mpi, processes, emulated };
+enum class WorldKind : std::uint8_t { single, local, mpi, processes, nccl, emulated };
 std::string_view name(WorldKind kind);
 
 // The group of all ranks. A world ends with this object, or with `end`. Models that were sharded
@@ -132,6 +145,14 @@ class World : public RankGroup {
   // Throws: DataError, on every rank, if they do not share a /dev/shm. CommError that lists who has
   // not come within init_timeout_seconds, and if /dev/shm is too small.
   static World processes(const ProcessSeat& seat, const WorldOptions& options = {});
+  // One rank for each GPU, on one machine or several; NCCL carries what they exchange. The GPU is
+  // the one that DeviceChoice names, else the only one that the process sees, else number
+  // seat.local_rank. 16-bit sums, maxima and all of `control` are added in rank order, to the bits
+  // of threads. Other large sums are NCCL's, see NcclOptions. Collective.
+  // Throws: DeviceError as Device::cuda. CommError if NCCL or its module is absent, too old or
+  // another version on some rank, if two ranks share a GPU, and if somebody has not come within
+  // init_timeout_seconds. After a failure the world is lost.
+  static World nccl(const ProcessSeat& seat, const WorldOptions& options = {});
   // One rank without peers (PyTorch: fake process group). Gathered chunks of other ranks hold this
   // rank's values scrambled. Reductions give this rank's chunk times the number of ranks. With
   // ExecutorKind::virtual_ nothing runs at all.
