@@ -151,7 +151,7 @@ class World : public RankGroup {
   // of threads. Other large sums are NCCL's, see NcclOptions. Collective.
   // Throws: DeviceError as Device::cuda. CommError if NCCL or its module is absent, too old or
   // another version on some rank, if two ranks share a GPU, and if somebody has not come within
-  // init_timeout_seconds. After a failure the world is lost.
+  // init_timeout_seconds.
   static World nccl(const ProcessSeat& seat, const WorldOptions& options = {});
   // One rank without peers (PyTorch: fake process group). Gathered chunks of other ranks hold this
   // rank's values scrambled. Reductions give this rank's chunk times the number of ranks. With
