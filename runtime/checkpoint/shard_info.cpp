@@ -56,8 +56,8 @@ ShardInfo parse_shard_info(const Metadata& metadata, const std::string& file) {
     for (; !digits.empty(); digits.remove_prefix(16)) {
       std::uint64_t checksum = 0;
       if (!read_hex(digits.substr(0, 16), checksum))
-        throw DataError(
-            concat(where, " has a checksum of ", shown(name), " that is not hexadecimal"));
+        throw DataError(concat(where, " has a checksum of ", shown(name),
+                               " that is not 16 hexadecimal digits"));
       box->second.checksums.push_back(checksum);
     }
   }

@@ -35,7 +35,7 @@ TEST_CASE("backward and require_grad refuse what makes no sense") {
   CHECK_THROWS_WITH((x * 2.0).backward(), Catch::Contains("[2]") && Catch::Contains("gradient"));
   CHECK_THROWS_WITH((x * 2.0).backward(Tensor::ones({3}, f32, device)), Catch::Contains("[3]"));
   CHECK_THROWS_WITH((x * 2.0).backward(Tensor::ones({2}, bf16, device)),
-                    Catch::Contains("in bf16") && Catch::Contains("in f32"));
+                    Catch::Contains("of bf16") && Catch::Contains("of f32"));
   CHECK_THROWS_WITH(Tensor::zeros({2}, i64, device).require_grad(), Catch::Contains("i64"));
   CHECK_THROWS_WITH((x * 2.0).require_grad(), Catch::Contains("detach it first"));
   CHECK_THROWS_AS(Tensor().backward(), ContractError);

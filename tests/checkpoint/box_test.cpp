@@ -97,12 +97,12 @@ TEST_CASE("what is wrong with boxes is said with its rows", "[checkpoint]") {
   CHECK(fault_of_cover({6, 3}, {rows(0, 4)}) ==
         "lacks rows 4 to 5, which are in none of its files");
   CHECK(fault_of_cover({6, 3}, {rows(0, 4), rows(3, 3)}) ==
-        "stands 2 times in its files, in rows 3 to 3");
+        "is stored 2 times in its files, in rows 3 to 3");
   CHECK(fault_of_cover({6, 3}, {rows(0, 4), {{4, 0}, {2, 2}}}) ==
         "lacks elements 2 to 2 of dimension 1, which are in none of its files, in rows 4 to 5");
   CHECK(has(fault_of_cover({6, 3}, {rows(0, 7)}), "outside of its shape [6, 3]"));
   CHECK(fault_of_cover({}, {{{}, {}}}).empty());
-  CHECK(fault_of_cover({}, {{{}, {}}, {{}, {}}}) == "stands 2 times in its files");
+  CHECK(fault_of_cover({}, {{{}, {}}, {{}, {}}}) == "is stored 2 times in its files");
   CHECK(fault_of_cover({0, 3}, {{{0, 0}, {0, 3}}}).empty());
 }
 

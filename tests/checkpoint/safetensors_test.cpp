@@ -297,7 +297,7 @@ TEST_CASE("a writer takes the entries in their order and at their size") {
     return fault_of([&] { SafetensorsWriter never(folder / "n", std::move(entries)); });
   };
   CHECK(has(writer_of({{.name = "a"}, {.name = "a"}}),
-            "contract: SafetensorsWriter: the name 'a' stands twice"));
+            "contract: SafetensorsWriter: the name 'a' is given twice"));
   CHECK(has(writer_of({{.name = "__metadata__"}}), "reserved"));
   CHECK(has(writer_of({{.name = "a", .shape = {-1}}}), "contract: a size is -1"));
   CHECK(has(writer_of({{.name = "\xff"}}), "is not UTF-8"));

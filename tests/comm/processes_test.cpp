@@ -294,7 +294,7 @@ TEST_CASE("processes: a seat and options that can't be are refused", "[comm]") {
   CHECK_THROWS_WITH(World::processes({}, {.executor = ExecutorKind::virtual_}),
                     Contains("World::processes: the virtual executor"));
   CHECK_THROWS_WITH(World::processes({}, {.transport = Transport::messages}),
-                    Contains("sends no messages"));
+                    Contains("send no messages"));
   CHECK_THROWS_WITH(World::processes({}, {.init_timeout_seconds = 0}),
                     Contains("init_timeout_seconds is 0"));
   CHECK_THROWS_WITH(World::processes({}, {.device = {.kind = DeviceKind::cuda}}),

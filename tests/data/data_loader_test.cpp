@@ -266,7 +266,7 @@ TEST_CASE("options of a data loader that do not fit are refused in one line") {
   CHECK_THROWS_WITH(indices_of(0, {}), Contains("0 samples"));
   CHECK_THROWS_WITH(indices_of(5, {.batch_size = 0}), Contains("batch_size=0"));
   CHECK_THROWS_WITH(indices_of(5, {.workers = -1}), Contains("workers=-1"));
-  CHECK_THROWS_WITH(indices_of(5, {.rank = 2, .world = 2}), Contains("rank 2 of 2"));
+  CHECK_THROWS_WITH(indices_of(5, {.rank = 2, .world = 2}), Contains("rank is 2, expected 0 to 1"));
   CHECK_THROWS_WITH(indices_of(5, {.batch_size = 3, .last_batch = LastBatch::drop, .world = 2}),
                     Contains("5 samples") && Contains("2 x 3"));
   CHECK_THROWS_WITH(indices_of(9, {.batch_size = 2, .last_batch = LastBatch::keep, .world = 4}),

@@ -323,8 +323,9 @@ TEST_CASE("recomputing blocks changes no bit and keeps less", "[nn]") {
   CHECK(by_operation < kept);
   CHECK_THROWS_AS(step({.every = -1}), ContractError);
   CHECK_THROWS_AS(step({.keep = {.products = 1}}), ContractError);
-  CHECK_THROWS_WITH(step({.every = 7}),
-                    Catch::Matchers::Contains("recompute.every is 7, of 6 blocks; choose"));
+  CHECK_THROWS_WITH(
+      step({.every = 7}),
+      Catch::Matchers::Contains("recompute.every is 7, the model has 6 blocks; choose"));
 }
 
 TEST_CASE("every public call of a model opens its scope once, and the blocks' inside it", "[nn]") {

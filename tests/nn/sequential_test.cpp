@@ -56,7 +56,8 @@ TEST_CASE("a sequence is recomputed as it stands, and refuses a part that is not
   };
   const std::vector<float> expected = gradient_of(model(x));
   CHECK(gradient_of(recompute(model, x)) == expected);
-  CHECK_THROWS_WITH(model.push_back(std::unique_ptr<nn::Linear>()), "Sequential: part 2 is null");
+  CHECK_THROWS_WITH(model.push_back(std::unique_ptr<nn::Linear>()),
+                    "Sequential: part 2 is null; give a module");
 }
 
 TEST_CASE("several modules are registered in one call", "[nn]") {

@@ -276,7 +276,7 @@ TEST_CASE("buffers are written by assign only, with what fits", "[nn]") {
         "buffer 'mean' is assigned [2] of f32; expected [3] of f32");
   CHECK(thrown_by([&] {
           module.count.assign(Tensor::ones({}, f32, mean.device()));
-        }).find("it is [] of i64") != std::string::npos);
+        }).find("expected [] of i64") != std::string::npos);
 }
 
 TEST_CASE("parameters and modules are found by any of their names, or those there are are told",

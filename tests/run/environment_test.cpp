@@ -201,7 +201,7 @@ TEST_CASE(
       CHECK(error == "no error");  // MASTER_ADDR and MASTER_PORT alone mean nothing
       continue;
     }
-    const std::string missing = error.substr(0, error.find(':'));
+    const std::string missing = error.substr(0, error.find_first_of(":;"));
     for (unsigned i = 0; i < 5; ++i) {
       const bool named = (missing + ",").find(" " + required[i] + ",") != std::string::npos;
       CHECK(named == !(subset >> i & 1u));

@@ -24,7 +24,7 @@ TEST_CASE("options and decisions that no unit can take name its parameters") {
   CHECK_THAT(thrown_by([&] {
                fully_shard(model, {.mesh = mesh, .reshard_after_forward = Reshard::to(3)});
              }),
-             Contains("the module of 'scale': Reshard::to(3) of 1 rank"));
+             Contains("the module of 'scale': Reshard::to(3) does not split the 1 rank"));
   CHECK_THAT(thrown_by([&] { set_requires_gradient_sync(model, false); }),
              Contains("is not a unit, nor is one below it; call fully_shard"));
   nn::Linear plain(2, 2);

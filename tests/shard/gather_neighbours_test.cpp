@@ -214,8 +214,8 @@ TEST_CASE("neighbours that are no proper part of the ranks are refused", "[shard
                Contains("fully_shard: the module of 'weight': Reshard::to(3) does not split the 4 "
                         "ranks that shard; give a divisor above 1 and below 4"));
     for (std::size_t i = 0; i < 6; ++i) CHECK_THAT(found[i], Contains("the 4 ranks that shard"));
-    CHECK_THAT(found[6],
-               Contains("set_reshard_after_forward: unit '(with scale)': Reshard::to(3) of 4"));
+    CHECK_THAT(found[6], Contains("set_reshard_after_forward: unit '(with scale)': Reshard::to(3) "
+                                  "does not split the 4 ranks"));
   }
 }
 
@@ -227,7 +227,7 @@ TEST_CASE("neighbours need all ranks of the world in the mesh", "[shard]") {
     return thrown_by(
         [&] { Stack(kWidths).shard({.mesh = mesh, .reshard_after_forward = Reshard::to(2)}); });
   });
-  CHECK_THAT(errors[0], Contains("of which 1 are not in the mesh; use Reshard::always"));
+  CHECK_THAT(errors[0], Contains("but 1 are not in the mesh; use Reshard::always"));
 }
 
 TEST_CASE("ranks that keep parts over other neighbours are told so", "[shard]") {

@@ -300,7 +300,7 @@ TEST_CASE("what was thawed is not trained by a unit that is called by itself bef
   });
   for (const auto& [line, is_trained] : said) {
     CHECK_THAT(line, Contains("unit 'layers.0': parameter 'layers.0.weight' was thawed since") &&
-                         Contains("call the root first"));
+                         Contains("call the root before the unit"));
     CHECK(is_trained);
   }
 }

@@ -78,7 +78,7 @@ TEST_CASE("coins fall by their probabilities") {
   CHECK(drawn.dtype() == f32);
   CHECK(ones(raw::slice(drawn, 0, 0, 1)) == 0);
   near_share(ones(raw::slice(drawn, 0, 1, 2)), n, 0.9);
-  CHECK_THROWS_WITH(bernoulli(1.5, {n}, key, i64, device), Catch::Contains("probability of 1.5"));
+  CHECK_THROWS_WITH(bernoulli(1.5, {n}, key, i64, device), Catch::Contains("p is 1.5"));
 }
 
 TEST_CASE("permutations hold each place once, anywhere") {
