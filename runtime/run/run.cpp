@@ -41,13 +41,14 @@ std::string line_of(const std::exception& error) {
 }
 
 // MPI is what carries bytes between machines, where its launcher or one that knows it has started
-// the ranks.
+// the ranks. srun knows it with --mpi=pmix alone; otherwise MPI_Init would end the process.
 bool goes_by_mpi(const LaunchEnvironment& environment, const WorldOptions& options) {
   const Launcher launcher = environment.launcher;
   const bool is_mpirun = launcher == Launcher::open_mpi || launcher == Launcher::pmix;
-  const bool is_apart = (launcher == Launcher::pmi || launcher == Launcher::slurm) &&
-                        environment.local_size > 0 &&
-                        environment.local_size < environment.world_size;
+  const bool knows_it =
+      launcher == Launcher::pmi || (launcher == Launcher::slurm && lookup("PMIX_RANK"));
+  const bool is_apart =
+      knows_it && environment.local_size > 0 && environment.local_size < environment.world_size;
   return environment.world_size == 0 || options.transport == Transport::messages ||
          (World::has_mpi() && (is_mpirun || is_apart));
 }
