@@ -31,6 +31,7 @@ F* double_call(const char* name) {
 inline WorldOptions over_the_double(WorldOptions options, int rank) {
   options.device = {.kind = DeviceKind::cuda, .index = rank, .module = TESSERA_QUEUED_MODULE};
   options.threads = 1;
+  options.init_timeout_seconds = 30;
   options.nccl.module = TESSERA_NCCL_MODULE;
   options.nccl.library = TESSERA_NCCL_DOUBLE;
   return options;
@@ -66,7 +67,7 @@ inline std::vector<std::string> nccl_threads(int ranks, const NcclBody& body,
   std::vector<std::jthread> threads;
   for (int rank = 0; rank < ranks; ++rank)
     threads.emplace_back([&, rank] {
-      const ProcessSeat seat{.rank = rank, .size = ranks, .port = port, .init_timeout_seconds = 30};
+      const ProcessSeat seat{.rank = rank, .size = ranks, .port = port};
       said[static_cast<std::size_t>(rank)] = say(seat, options, body, adapt);
     });
   threads.clear();
@@ -81,8 +82,7 @@ inline std::vector<std::string> nccl_processes(
       ranks,
       [&](int rank) {
         const Gpus gpus(ranks);
-        const ProcessSeat seat{
-            .rank = rank, .size = ranks, .port = port, .init_timeout_seconds = 30};
+        const ProcessSeat seat{.rank = rank, .size = ranks, .port = port};
         return say(seat, options, body, adapt);
       },
       meanwhile);

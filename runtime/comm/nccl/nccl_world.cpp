@@ -96,7 +96,7 @@ std::vector<int> NcclWorld::all_ranks() const {
 
 std::chrono::milliseconds NcclWorld::init_timeout() const {
   return std::chrono::ceil<std::chrono::milliseconds>(
-      std::chrono::duration<double>(seat_.init_timeout_seconds));
+      std::chrono::duration<double>(options_.init_timeout_seconds));
 }
 
 // The first of them collects and hands out, so that n ranks ask for 2 n values and not for n * n.
@@ -162,7 +162,7 @@ void NcclWorld::split(Comm& parent, int color, int part_key, int blocks, Comm& m
 }
 
 void NcclWorld::finish(Comm& comm, const char* what, bool is_first) {
-  const double patience = is_first ? seat_.init_timeout_seconds : options_.timeout_seconds;
+  const double patience = is_first ? options_.init_timeout_seconds : options_.timeout_seconds;
   const auto start = Clock::now();
   std::string error;
   for (int look = 0; error.empty(); ++look) {
