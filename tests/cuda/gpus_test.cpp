@@ -63,7 +63,7 @@ TEST_CASE("rank r is on GPU r where there are as many, and one line says so", "[
     const char* line;
   };
   for (const Case& c :
-       {Case{2, 2, true, "cuda: rank r of 2 on GPU r; each reads its peers' memory"},
+       {Case{2, 2, true, "cuda: rank r of 2 is on GPU r; each reads its peers' memory"},
         Case{2, 4, false, "GPU 0 can't read GPU 1"},
         Case{4, 2, true, "cuda: 4 ranks share GPU 0, because there are 2 GPUs"},
         Case{2, 1, true, "cuda: 2 ranks share GPU 0, because there is 1 GPU"}}) {
