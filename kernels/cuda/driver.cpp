@@ -125,6 +125,9 @@ DriverError describe(std::int32_t device, DriverDevice* out) {
   out->bytes_per_second = 2e3 * clock_khz * bus_bits / 8;  // two transfers a cycle
   char release[32];
   driver_release(release, sizeof release);
+  const auto* const id = reinterpret_cast<const unsigned char*>(properties.uuid.bytes);
+  char* at = out->uuid + std::snprintf(out->uuid, sizeof out->uuid, "GPU-");
+  for (int i = 0; i < 16; ++i) at += std::snprintf(at, 3, "%02x", id[i]);
   const std::size_t blas = cublasLtGetVersion();
   std::snprintf(out->versions, sizeof out->versions,
                 "driver %s (CUDA %d.%d), runtime %d.%d, cuBLASLt %zu.%zu.%zu", release,
@@ -198,6 +201,11 @@ DriverError wait(void* stream, void* event) {
 }
 DriverError block(void* event) {
   return said("cudaEventSynchronize", cudaEventSynchronize(event_of(event)));
+}
+DriverError query(void* event, bool* is_reached) {
+  const cudaError_t state = cudaEventQuery(event_of(event));
+  *is_reached = state == cudaSuccess;
+  return state == cudaErrorNotReady ? nullptr : said("cudaEventQuery", state);
 }
 DriverError failure() { return said("a CUDA kernel", cudaGetLastError()); }
 
@@ -347,6 +355,7 @@ constexpr Driver kDriver = {
     .record = record,
     .wait = wait,
     .block = block,
+    .query = query,
     .failure = failure,
     .allocate = allocate,
     .release = release,

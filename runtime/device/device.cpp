@@ -139,6 +139,7 @@ void DeviceContext::block(const Event& event) {
   try {
     if (host_.covers(event.clock)) {  // only to hear of a failure
       executor_->block(event);
+      if (on_block_) on_block_();
       return rethrow_late();
     }
     if (is_mutated(mutator_.get(), Mutation::Kind::forget_wait)) return;
@@ -148,6 +149,7 @@ void DeviceContext::block(const Event& event) {
     tell_observers(observers_, [&event](Observer& o) { o.blocked(event); });
     const auto start = std::chrono::steady_clock::now();
     if (!is_mutated(mutator_.get(), Mutation::Kind::drop_wait)) executor_->block(event);
+    if (on_block_) on_block_();
     rethrow_late();
     blocked_seconds_ +=
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

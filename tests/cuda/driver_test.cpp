@@ -2,6 +2,7 @@
 #include <dlfcn.h>
 
 #include <fstream>
+#include <future>
 #include <iterator>
 #include <string>
 #include <vector>
@@ -42,6 +43,37 @@ TEST_CASE("a module is loaded and its table used") {
   REQUIRE(device.context().driver() != nullptr);
   CHECK(&kernels::kernels_of(device.context().driver()) == device.context().driver()->kernels);
   CHECK(Device::cpu().context().driver() == nullptr);
+}
+
+TEST_CASE("a driver says whether a stream has come to an event, and names each GPU") {
+  const Device device = queued_gpu();
+  const Driver& driver = device.context().acting_driver();
+  void *stream = nullptr, *event = nullptr;
+  REQUIRE(!driver.make_stream(0, &stream));
+  REQUIRE(!driver.make_event(&event));
+  bool is_reached = false;
+  CHECK(!driver.query(event, &is_reached));
+  CHECK(is_reached);  // it was never recorded
+  std::promise<void> go_on;
+  const auto wait = [](void* promise) {
+    static_cast<std::promise<void>*>(promise)->get_future().wait();
+  };
+  REQUIRE(!driver.call_host(wait, &go_on, stream));
+  REQUIRE(!driver.record(event, stream));
+  CHECK(!driver.query(event, &is_reached));
+  CHECK(!is_reached);
+  go_on.set_value();
+  REQUIRE(!driver.block(event));
+  CHECK(!driver.query(event, &is_reached));
+  CHECK(is_reached);
+  CHECK(!driver.end_event(event));
+  CHECK(!driver.end_stream(stream));
+  const tessera::testing::Gpus gpus(2);
+  DriverDevice first{}, second{};
+  REQUIRE(!driver.describe(0, &first));
+  REQUIRE(!driver.describe(1, &second));
+  CHECK(std::string(first.uuid).starts_with("GPU-"));
+  CHECK(first.uuid != std::string(second.uuid));
 }
 
 TEST_CASE("a module that is absent, no library, or no driver is refused in one line") {

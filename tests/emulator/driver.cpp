@@ -11,6 +11,7 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -110,7 +111,8 @@ DriverError reach(std::int32_t device, std::int32_t peer, bool* reaches) {
   return use(device);
 }
 DriverError describe(std::int32_t device, DriverDevice* out) {
-  *out = {"the host, emulating a GPU", 0, 0, multiprocessors(), kMemoryBytes, 0, "emulator"};
+  *out = {"the host, emulating a GPU", 0, 0, multiprocessors(), kMemoryBytes, 0, "emulator", ""};
+  std::snprintf(out->uuid, sizeof out->uuid, "GPU-emulated-%d", device);
   return device < state().devices ? nullptr : "there is no such emulated GPU";
 }
 
@@ -332,6 +334,7 @@ constinit const Driver kDriver = {
     .record = record_counted,
     .wait = wait_counted,
     .block = block_counted,
+    .query = query,
     .failure = failure,
     .allocate = allocate,
     .release = release,

@@ -26,6 +26,10 @@ void Mark::wait() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return is_reached_; });
 }
+bool Mark::is_reached() {
+  const std::lock_guard lock(mutex_);
+  return is_reached_;
+}
 std::chrono::steady_clock::time_point Mark::when() {
   const std::lock_guard lock(mutex_);
   return when_;
@@ -122,6 +126,13 @@ const char* wait(void* stream, void* event) {
   if (!s.capture()) s.set_capture(e.capture, e.capture->add_stream(s));
   if (s.capture() != e.capture) return "an event of another capture than the stream's";
   e.capture->wait(s.captured_as(), e.point);
+  return nullptr;
+}
+
+const char* query(void* event, bool* is_reached) {
+  if (event_of(event).capture) return "the host asks for an event that was recorded in a capture";
+  const auto mark = event_of(event).get();
+  *is_reached = !mark || mark->is_reached();
   return nullptr;
 }
 

@@ -22,6 +22,7 @@ class Mark {
  public:
   void reach();
   void wait();
+  bool is_reached();
   std::chrono::steady_clock::time_point when();  // it was reached
 
  private:
@@ -96,6 +97,7 @@ inline Event& event_of(void* event) { return *static_cast<Event*>(event); }
 // Those of the driver's table; an error is one line.
 const char* record(void* event, void* stream);
 const char* wait(void* stream, void* event);
+const char* query(void* event, bool* is_reached);
 const char* block(void* event);
 const char* begin_capture(void* stream);
 const char* end_capture(void* stream, void** graph);

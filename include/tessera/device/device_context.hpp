@@ -81,6 +81,8 @@ class DeviceContext {
     if (on_commit_) on_commit_();
   }
   void set_on_commit(std::function<void()> f) { on_commit_ = std::move(f); }
+  // Called behind each blocking call, which throws what it throws.
+  void set_on_block(std::function<void()> f) { on_block_ = std::move(f); }
   // Whether the failure that `recover` ended last kept something of it from running.
   bool has_lost_committed() const;
 
@@ -199,7 +201,7 @@ class DeviceContext {
   std::exception_ptr late_;  // of fail_late; thrown by every blocking call until `recover`
   Lost lost_;
   Clock committed_;
-  std::function<void()> on_commit_;
+  std::function<void()> on_commit_, on_block_;
   std::uint64_t recoveries_ = 0;
   std::vector<Kept> kept_;
   bool holds_ = false;

@@ -23,6 +23,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <string_view>
@@ -73,6 +74,9 @@ class Executor {
   // Forgets the failure, so that bodies run again.
   // Requires: the host has blocked on everything submitted.
   virtual Lost recover() { return {}; }
+  // What the host had not seen the end of before its last `block` has failed with `error`, as that
+  // of a peer does, which the device itself does not notice. Of `cuda` only.
+  virtual void fail_unseen(std::exception_ptr /*error*/) {}
 
   // Of `cuda` only, see DeviceContext::begin_capture: whether operations can be kept instead of
   // run; from here on they are; no longer, and the graph that they make; a launch of it on

@@ -116,6 +116,7 @@ class CudaExecutor final : public Executor {
   // The device is asked only for what the host does not know yet. Sleeps first: whoever catches the
   // failure may free what the skipped operations named.
   void block(const Event& event) override {
+    sure_ = known_;
     if (event.native && !known_.covers(event.clock)) {
       driver_.use(index_);
       DriverError error = driver_.block(reachable(event.native));
@@ -130,8 +131,12 @@ class CudaExecutor final : public Executor {
       count_waits();
     runner_.failure().rethrow();
   }
+  void fail_unseen(std::exception_ptr error) override {
+    known_ = sure_;
+    lose("a collective", std::move(error));
+  }
   Lost recover() override {
-    known_ = submitted_;
+    known_ = sure_ = submitted_;
     timed_.clear();
     waits_.clear();
     return runner_.recover();
@@ -157,8 +162,9 @@ class CudaExecutor final : public Executor {
     });
     if (drops) {
       mark_replayed();
-      lose("captured_step",
-           DeviceError("captured step: an exception has ended it, and nothing of it has run"));
+      lose("captured_step", std::make_exception_ptr(DeviceError(
+                                "captured step: an exception has ended it, and nothing of it has "
+                                "run")));
       return nullptr;
     }
     runner_.failure().rethrow();
@@ -371,11 +377,12 @@ class CudaExecutor final : public Executor {
   // A kernel has failed on the device: one of all that the host had not seen the end of.
   void fail_somewhere(DriverError error) {
     lose("a kernel before this point",
-         DeviceError(concat("cuda: a kernel failed on the device: ", error,
-                            "; run with CUDA_LAUNCH_BLOCKING=1 to learn which one")));
+         std::make_exception_ptr(
+             DeviceError(concat("cuda: a kernel failed on the device: ", error,
+                                "; run with CUDA_LAUNCH_BLOCKING=1 to learn which one"))));
   }
-  void lose(const char* name, const DeviceError& error) {
-    runner_.fail({.name = name}, std::make_exception_ptr(error));
+  void lose(const char* name, std::exception_ptr error) {
+    runner_.fail({.name = name}, std::move(error));
     for (std::size_t i = 0; i < kMaxStreams; ++i)
       if (const auto s = static_cast<StreamId>(i); submitted_[s] > known_[s])
         runner_.lose(s, known_[s] + 1);
@@ -389,6 +396,7 @@ class CudaExecutor final : public Executor {
   EventPool events_, timers_;
   std::array<void*, kMaxStreams> streams_{};
   Clock submitted_, known_;                           // known_: what the host has blocked on
+  Clock sure_;                                        // known_ before the last `block`
   std::deque<std::unique_ptr<HostCall>> host_calls_;  // from the oldest
   // See begin_capture.
   bool captures_now_ = false;

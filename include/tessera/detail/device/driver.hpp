@@ -24,11 +24,12 @@ struct DriverDevice {
   std::int64_t memory_bytes;  // of the device
   double bytes_per_second;    // of its memory, by clock and width; 0 where unknown
   char versions[160];         // of driver and libraries: "driver 580.65, CUDA 13.0, cuBLASLt 13.1"
+  char uuid[48];              // of this one among all there are: "GPU-2e5c..."
 };
 
 // Changes whenever this table or Exec does, or what a kernel means; kernels that were added, taken
 // away or given other arguments show in `kernels_layout`.
-inline constexpr std::uint32_t kDriverVersion = 6;
+inline constexpr std::uint32_t kDriverVersion = 7;
 
 // One of several copies; either side may be another device's memory.
 struct DriverCopy {
@@ -64,7 +65,9 @@ struct Driver {
   DriverError (*record)(void* event, void* stream);
   DriverError (*wait)(void* stream, void* event);  // later work of `stream` follows `event`
   DriverError (*block)(void* event);               // the host sleeps until `event`
-  DriverError (*failure)();                        // what a kernel before has left, if anything
+  // Whether the stream has come to `event`. From any thread; never of an event in a capture.
+  DriverError (*query)(void* event, bool* is_reached);
+  DriverError (*failure)();  // what a kernel before has left, if anything
 
   // --- memory. Where there is no more, *data is null and the error too.
   DriverError (*allocate)(std::int64_t bytes, void** data);
