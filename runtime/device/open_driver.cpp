@@ -25,25 +25,29 @@ std::filesystem::path own_folder() {
   return file.parent_path();
 }
 
-// The file to load: a bare name is left to the dynamic linker.
-std::string find_module(std::string& looked) {
+}  // namespace
+
+std::string find_module(const std::string& name, const std::string& build_folder,
+                        std::string& looked) {
   const std::filesystem::path folder = own_folder();
-  std::vector<std::filesystem::path> subs = {".", "../lib", "../lib64", "kernels/cuda",
-                                             "../kernels/cuda"};
+  std::vector<std::filesystem::path> subs = {".", "../lib", "../lib64", build_folder,
+                                             "../" + build_folder};
   std::error_code ignored;  // Debian installs libraries into lib/x86_64-linux-gnu and its like
   for (const auto& entry : std::filesystem::directory_iterator(folder / "../lib", ignored))
     if (entry.path().filename().string().ends_with("-linux-gnu")) subs.push_back(entry.path());
   for (const std::filesystem::path& sub : subs) {
-    const std::filesystem::path file = (folder / sub / kModule).lexically_normal();
+    const std::filesystem::path file = (folder / sub / name).lexically_normal();
     if (std::filesystem::exists(file, ignored)) return file.string();
     looked += concat(looked.empty() ? "" : ", ", file.parent_path().string());
   }
-  return kModule;
+  return name;
 }
+
+namespace {
 
 void* load(const std::string& module) {
   std::string looked;
-  const std::string file = module.empty() ? find_module(looked) : module;
+  const std::string file = module.empty() ? find_module(kModule, "kernels/cuda", looked) : module;
   dlerror();
   if (void* const handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE))
     return handle;

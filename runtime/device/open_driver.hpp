@@ -8,6 +8,12 @@
 
 namespace tessera {
 
+// The file of one of our modules: in the folder of this library or program, in ../lib from there,
+// or in `build_folder` of a build. Where it is in none of them, its bare name, which is left to the
+// dynamic linker, and `looked` says where it is not.
+std::string find_module(const std::string& name, const std::string& build_folder,
+                        std::string& looked);
+
 // The driver in the file `module`, or, where that is empty, in libtessera-cuda.so: in the folder of
 // this library or program, in ../lib from there, in kernels/cuda of a build folder, or where the
 // dynamic linker looks. Stays loaded to the end of the process. The calling thread uses device

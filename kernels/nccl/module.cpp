@@ -1,0 +1,296 @@
+// The table of libtessera-nccl.so over NCCL's own library, which it finds and opens.
+//
+// NCCL's header is all that the build needs of it. Nothing here throws, prints or reads the
+// environment.
+#include <dlfcn.h>
+#include <glob.h>
+#include <nccl.h>
+
+#include <cstdarg>
+#include <cstdio>
+#include <cstring>
+#include <mutex>
+#include <type_traits>
+
+#include "kernels/nccl/nccl_driver.hpp"
+
+namespace tessera::kernels {
+namespace {
+
+constexpr const char* kName = "libnccl.so.2";
+constexpr int kOldest = NCCL_VERSION(2, 27, 0);
+constexpr const char* kRemedy =
+    "install NCCL 2.27 or newer (pip install nvidia-nccl-cu13, or apt-get install libnccl2), or "
+    "name its file in TESSERA_NCCL";
+// Where a toolkit or a Python wheel has it.
+constexpr const char* kPlaces[] = {
+    "/usr/local/cuda/lib64/libnccl.so.2", "/usr/local/cuda/lib/libnccl.so.2",
+    "/usr/local/lib/python3*/dist-packages/nvidia/nccl/lib/libnccl.so.2",
+    "/usr/local/lib/python3*/site-packages/nvidia/nccl/lib/libnccl.so.2",
+    "/usr/lib/python3/dist-packages/nvidia/nccl/lib/libnccl.so.2"};
+
+// NCCL's functions; the process has one set.
+struct Calls {
+  decltype(&::ncclGetVersion) GetVersion;
+  decltype(&::ncclGetUniqueId) GetUniqueId;
+  decltype(&::ncclCommInitRankConfig) CommInitRankConfig;
+  decltype(&::ncclCommSplit) CommSplit;
+  decltype(&::ncclCommGetAsyncError) CommGetAsyncError;
+  decltype(&::ncclCommFinalize) CommFinalize;
+  decltype(&::ncclCommDestroy) CommDestroy;
+  decltype(&::ncclCommAbort) CommAbort;
+  decltype(&::ncclGroupStart) GroupStart;
+  decltype(&::ncclGroupEnd) GroupEnd;
+  decltype(&::ncclAllGather) AllGather;
+  decltype(&::ncclBroadcast) Broadcast;
+  decltype(&::ncclSend) Send;
+  decltype(&::ncclRecv) Recv;
+  decltype(&::ncclReduceScatter) ReduceScatter;
+  decltype(&::ncclAllReduce) AllReduce;
+  decltype(&::ncclGetErrorString) GetErrorString;
+  decltype(&::ncclGetLastError) GetLastError;
+};
+Calls g_nccl;
+NcclLibrary g_library;  // its file is empty until it is open
+
+thread_local char g_line[1024];
+
+[[gnu::format(printf, 1, 2)]] NcclError line(const char* format, ...) {
+  std::va_list args;
+  va_start(args, format);
+  std::vsnprintf(g_line, sizeof g_line, format, args);
+  va_end(args);
+  return g_line;
+}
+
+NcclError said(const char* call, ncclResult_t result, ncclComm_t comm = nullptr) {
+  if (result == ncclSuccess || result == ncclInProgress) return nullptr;
+  const char* const more = g_nccl.GetLastError(comm);
+  return line("%s: %s%s%.700s", call, g_nccl.GetErrorString(result), more && *more ? ": " : "",
+              more ? more : "");
+}
+
+ncclComm_t comm_of(void* comm) { return static_cast<ncclComm_t>(comm); }
+cudaStream_t stream_of(void* stream) { return static_cast<cudaStream_t>(stream); }
+std::size_t size_of(std::int64_t size) { return static_cast<std::size_t>(size); }
+
+// --- the library
+
+void* open_place(const char* pattern) {
+  glob_t found{};
+  void* handle = nullptr;
+  if (glob(pattern, 0, nullptr, &found) == 0)
+    for (std::size_t i = found.gl_pathc; i-- > 0 && !handle;)  // the newest Python's first
+      handle = dlopen(found.gl_pathv[i], RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  globfree(&found);
+  return handle;
+}
+
+void* open_any() {
+  void* handle = dlopen(kName, RTLD_NOW | RTLD_NOLOAD);
+  if (!handle) handle = dlopen(kName, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  for (const char* const place : kPlaces)
+    if (!handle) handle = open_place(place);
+  return handle;
+}
+
+// "2.28.9"
+void write_version(int version, char (&out)[24]) {
+  std::snprintf(out, sizeof out, "%d.%d.%d", version / 10000, version / 100 % 100, version % 100);
+}
+
+NcclError find_calls(void* handle, const char* file) {
+  NcclError error = nullptr;
+  const auto find = [&](auto& call, const char* name) {
+    call = reinterpret_cast<std::remove_reference_t<decltype(call)>>(dlsym(handle, name));
+    if (!call && !error) error = line("%s has no function %s; %s", file, name, kRemedy);
+  };
+  find(g_nccl.GetVersion, "ncclGetVersion");
+  find(g_nccl.GetUniqueId, "ncclGetUniqueId");
+  find(g_nccl.CommInitRankConfig, "ncclCommInitRankConfig");
+  find(g_nccl.CommSplit, "ncclCommSplit");
+  find(g_nccl.CommGetAsyncError, "ncclCommGetAsyncError");
+  find(g_nccl.CommFinalize, "ncclCommFinalize");
+  find(g_nccl.CommDestroy, "ncclCommDestroy");
+  find(g_nccl.CommAbort, "ncclCommAbort");
+  find(g_nccl.GroupStart, "ncclGroupStart");
+  find(g_nccl.GroupEnd, "ncclGroupEnd");
+  find(g_nccl.AllGather, "ncclAllGather");
+  find(g_nccl.Broadcast, "ncclBroadcast");
+  find(g_nccl.Send, "ncclSend");
+  find(g_nccl.Recv, "ncclRecv");
+  find(g_nccl.ReduceScatter, "ncclReduceScatter");
+  find(g_nccl.AllReduce, "ncclAllReduce");
+  find(g_nccl.GetErrorString, "ncclGetErrorString");
+  find(g_nccl.GetLastError, "ncclGetLastError");
+  return error;
+}
+
+NcclError load(const char* file) {
+  void* const handle = *file ? dlopen(file, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE) : open_any();
+  if (!handle) {
+    const char* const why = dlerror();
+    return line("NCCL can't be loaded (%.400s); %s", why ? why : "no reason given", kRemedy);
+  }
+  return find_calls(handle, *file ? file : kName);
+}
+
+NcclError open(const char* file, NcclLibrary* out) {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  if (!*g_library.file) {
+    if (const NcclError error = load(file)) return error;
+    NcclLibrary found{};
+    if (const NcclError error = said("ncclGetVersion", g_nccl.GetVersion(&found.version)))
+      return error;
+    Dl_info info{};
+    dladdr(reinterpret_cast<const void*>(g_nccl.GetVersion), &info);
+    std::snprintf(found.file, sizeof found.file, "%s", info.dli_fname ? info.dli_fname : kName);
+    char version[24];
+    write_version(found.version, version);
+    if (found.version < kOldest)
+      return line("%s is NCCL %s, which is too old; %s", found.file, version, kRemedy);
+    g_library = found;
+  }
+  if (*file && std::strcmp(file, g_library.file) != 0)
+    return line("this process has NCCL from %s already, and can't take that of %.500s",
+                g_library.file, file);
+  *out = g_library;
+  return nullptr;
+}
+
+// --- communicators
+
+ncclConfig_t config() {
+  ncclConfig_t made = NCCL_CONFIG_INITIALIZER;
+  made.blocking = 0;
+  return made;
+}
+
+NcclError make_id(NcclId* out) {
+  ncclUniqueId id{};
+  const NcclError error = said("ncclGetUniqueId", g_nccl.GetUniqueId(&id));
+  static_assert(sizeof id.internal == sizeof out->bytes);
+  std::memcpy(out->bytes, id.internal, sizeof out->bytes);
+  return error;
+}
+
+NcclError join(const NcclId* id, std::int32_t size, std::int32_t rank, void** comm) {
+  ncclUniqueId unique{};
+  std::memcpy(unique.internal, id->bytes, sizeof unique.internal);
+  ncclConfig_t with = config();
+  ncclComm_t made = nullptr;
+  const NcclError error =
+      said("ncclCommInitRankConfig", g_nccl.CommInitRankConfig(&made, size, unique, rank, &with));
+  *comm = made;
+  return error;
+}
+
+NcclError split(void* comm, std::int32_t color, std::int32_t key, std::int32_t blocks, void** out) {
+  ncclConfig_t with = config();
+  with.splitShare = 0;
+  if (blocks > 0) with.minCTAs = with.maxCTAs = blocks;
+  static_assert(sizeof(ncclComm_t) == sizeof(void*));
+  return said("ncclCommSplit",
+              g_nccl.CommSplit(comm_of(comm), color < 0 ? NCCL_SPLIT_NOCOLOR : color, key,
+                               reinterpret_cast<ncclComm_t*>(out), &with),
+              comm_of(comm));
+}
+
+NcclError poll(void* comm, bool* is_busy) {
+  ncclResult_t state = ncclSuccess;
+  const ncclResult_t asked = g_nccl.CommGetAsyncError(comm_of(comm), &state);
+  *is_busy = asked == ncclSuccess && state == ncclInProgress;
+  if (const NcclError error = said("ncclCommGetAsyncError", asked, comm_of(comm))) return error;
+  return said("NCCL", state, comm_of(comm));
+}
+
+NcclError finalize(void* comm) {
+  return said("ncclCommFinalize", g_nccl.CommFinalize(comm_of(comm)), comm_of(comm));
+}
+NcclError destroy(void* comm) { return said("ncclCommDestroy", g_nccl.CommDestroy(comm_of(comm))); }
+
+// In one group: one after another they may wait for each other.
+NcclError abort(void* const* comms, std::int32_t count) {
+  NcclError error = said("ncclGroupStart", g_nccl.GroupStart());
+  for (std::int32_t i = 0; i < count && !error; ++i)
+    error = said("ncclCommAbort", g_nccl.CommAbort(comm_of(comms[i])));
+  const NcclError ended = said("ncclGroupEnd", g_nccl.GroupEnd());
+  return error ? error : ended;
+}
+
+// --- queued
+
+NcclError begin() { return said("ncclGroupStart", g_nccl.GroupStart()); }
+NcclError end() { return said("ncclGroupEnd", g_nccl.GroupEnd()); }
+
+NcclError all_gather(const void* send, void* recv, std::int64_t bytes, void* comm, void* stream) {
+  return said(
+      "ncclAllGather",
+      g_nccl.AllGather(send, recv, size_of(bytes), ncclUint8, comm_of(comm), stream_of(stream)),
+      comm_of(comm));
+}
+NcclError broadcast(const void* send, void* recv, std::int64_t bytes, std::int32_t root, void* comm,
+                    void* stream) {
+  return said("ncclBroadcast",
+              g_nccl.Broadcast(send, recv, size_of(bytes), ncclUint8, root, comm_of(comm),
+                               stream_of(stream)),
+              comm_of(comm));
+}
+NcclError send(const void* data, std::int64_t bytes, std::int32_t to, void* comm, void* stream) {
+  return said("ncclSend",
+              g_nccl.Send(data, size_of(bytes), ncclUint8, to, comm_of(comm), stream_of(stream)),
+              comm_of(comm));
+}
+NcclError recv(void* data, std::int64_t bytes, std::int32_t from, void* comm, void* stream) {
+  return said("ncclRecv",
+              g_nccl.Recv(data, size_of(bytes), ncclUint8, from, comm_of(comm), stream_of(stream)),
+              comm_of(comm));
+}
+
+ncclDataType_t type_of(NcclSum as) {
+  constexpr ncclDataType_t kTypes[] = {ncclInt32, ncclInt64, ncclFloat32, ncclFloat64};
+  return kTypes[static_cast<int>(as)];
+}
+NcclError reduce_scatter(const void* send, void* recv, std::int64_t count, NcclSum as, void* comm,
+                         void* stream) {
+  return said("ncclReduceScatter",
+              g_nccl.ReduceScatter(send, recv, size_of(count), type_of(as), ncclSum, comm_of(comm),
+                                   stream_of(stream)),
+              comm_of(comm));
+}
+NcclError all_reduce(const void* send, void* recv, std::int64_t count, NcclSum as, void* comm,
+                     void* stream) {
+  return said("ncclAllReduce",
+              g_nccl.AllReduce(send, recv, size_of(count), type_of(as), ncclSum, comm_of(comm),
+                               stream_of(stream)),
+              comm_of(comm));
+}
+
+constinit const NcclDriver kDriver = {.version = kNcclDriverVersion,
+                                      .driver_bytes = sizeof(NcclDriver),
+                                      .open = open,
+                                      .make_id = make_id,
+                                      .join = join,
+                                      .split = split,
+                                      .poll = poll,
+                                      .finalize = finalize,
+                                      .destroy = destroy,
+                                      .abort = abort,
+                                      .begin = begin,
+                                      .end = end,
+                                      .all_gather = all_gather,
+                                      .broadcast = broadcast,
+                                      .send = send,
+                                      .recv = recv,
+                                      .reduce_scatter = reduce_scatter,
+                                      .all_reduce = all_reduce};
+
+}  // namespace
+}  // namespace tessera::kernels
+
+extern "C" [[gnu::visibility("default")]] const tessera::kernels::NcclDriver* tessera_nccl(
+    std::uint32_t version) {
+  using namespace tessera::kernels;
+  return version == kNcclDriverVersion ? &kDriver : nullptr;
+}
