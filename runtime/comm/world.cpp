@@ -26,7 +26,7 @@
 namespace tessera {
 
 std::string_view name(WorldKind kind) {
-  constexpr std::string_view kNames[] = {"single", "local", "mpi", "processes", "emulated"};
+  constexpr std::string_view kNames[] = {"single", "local", "mpi", "processes", "nccl", "emulated"};
   return kNames[static_cast<int>(kind)];
 }
 

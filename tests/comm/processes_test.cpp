@@ -1,9 +1,6 @@
 // Ranks as processes that meet at a store, held against ranks as threads. Each case forks them.
-#include <arpa/inet.h>
-#include <netinet/in.h>
 #include <sched.h>
 #include <sys/mount.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 #include <chrono>
@@ -20,27 +17,16 @@
 #include "tests/comm/mismatch.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/forked.hpp"
+#include "tests/support/free_port.hpp"
 #include "tests/support/seed.hpp"
 
 using namespace tessera;
 using Catch::Matchers::Contains;
 using tessera::testing::Ended;
+using tessera::testing::free_port;
 using tessera::testing::run_forked;
 
 namespace {
-
-int free_port() {
-  const int fd = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof address;
-  auto* const any = reinterpret_cast<sockaddr*>(&address);
-  const bool is_bound = bind(fd, any, sizeof address) == 0 && getsockname(fd, any, &length) == 0;
-  close(fd);
-  REQUIRE(is_bound);
-  return ntohs(address.sin_port);
-}
 
 // Of ranks that meet at a port that nobody else has.
 class Seats {

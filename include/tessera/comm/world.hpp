@@ -4,6 +4,7 @@
 //   World world = World::single();                   one rank
 //   World world = World::mpi();                      one rank of an mpirun
 //   World world = World::processes({...});           one process of a job on one machine
+//   World world = World::nccl({...});                one process for each of several GPUs
 //   World world = World::emulated(3, 512);           rank 3 of 512 without peers: plans, benchmarks
 //
 // Programs let `ts::run` choose from the environment.
@@ -39,6 +40,15 @@ struct DeviceChoice {
   std::string module{};  // see CudaOptions
 };
 
+// Of World::nccl.
+struct NcclOptions {
+  std::string module{};   // libtessera-nccl.so; empty: where libtessera-cuda.so is looked for
+  std::string library{};  // of NCCL; empty: libnccl.so.2 of the process, the system, or a toolkit
+  // Sums of f32, f64 and integers, too, are exchanged and added in rank order, so that their bits
+  // are those of threads.
+  bool ordered_sums = false;
+};
+
 struct WorldOptions {
   DeviceChoice device{};
   // On the CPU. On CUDA only `virtual_` is another than its own: a plan.
@@ -55,6 +65,7 @@ struct WorldOptions {
   // Processes: one of this machine that shows no life for so long fails the world. 0: never,
   // so that debuggers may stop ranks.
   double heartbeat_timeout_seconds = 5;
+  NcclOptions nccl{};
 };
 
 // Which process of a job this is, and where they meet. All but `rank` is the same for all.
@@ -64,9 +75,10 @@ struct ProcessSeat {
   int port = 29500;                // on the first free one of this and the next 16
   std::string run_id = "none";     // tells jobs apart that meet at one port
   double init_timeout_seconds = 300;
+  int local_rank = 0;  // among those of its machine
 };
 
-enum class WorldKind : std::uint8_t { single, local, mpi, processes, emulated };
+enum class WorldKind : std::uint8_t { single, local, mpi, processes, nccl, emulated };
 std::string_view name(WorldKind kind);
 
 // The group of all ranks. A world ends with this object, or with `end`. Models that were sharded
@@ -125,6 +137,14 @@ class World : public RankGroup {
   // Throws: DataError, on every rank, when they do not share a /dev/shm; CommError that names who
   // has not come within init_timeout_seconds, and when /dev/shm is too small.
   static World processes(const ProcessSeat& seat, const WorldOptions& options = {});
+  // One rank for each GPU, on one machine or several: NCCL carries what they exchange. The GPU is
+  // the only one that the process sees, else that of seat.local_rank, unless DeviceChoice names
+  // one. 16-bit sums, maxima and all of `control` are added in rank order, to the bits of threads;
+  // other large sums are NCCL's, see NcclOptions. Collective.
+  // Throws: DeviceError as Device::cuda; CommError where NCCL or its module is absent, too old or
+  // another version on some rank, two ranks share a GPU, or somebody has not come within
+  // init_timeout_seconds. After a failure the world is lost.
+  static World nccl(const ProcessSeat& seat, const WorldOptions& options = {});
   // No peers (PyTorch: fake process group): gathered chunks of other ranks hold this rank's values
   // scrambled, reductions this rank's chunk times the number of ranks. With ExecutorKind::virtual_
   // nothing runs at all.

@@ -1,0 +1,150 @@
+// World::nccl: one process for each GPU, and NCCL between them.
+#include <algorithm>
+#include <utility>
+
+#include "kernels/kernel_table.hpp"
+#include "runtime/comm/agreement.hpp"
+#include "runtime/comm/nccl/nccl_group.hpp"
+#include "runtime/comm/poll_thread.hpp"
+#include "runtime/comm/world_state.hpp"
+#include "runtime/device/open_driver.hpp"
+#include "tessera/device/device_context.hpp"
+
+namespace tessera {
+namespace comm {
+namespace {
+
+class NcclBackend final : public World::Backend {
+ public:
+  explicit NcclBackend(std::unique_ptr<NcclWorld> world) : world_(std::move(world)) {}
+  // Where the world was never whole, or its end has failed, communicators are left.
+  ~NcclBackend() override {
+    poll_thread_.reset();
+    if (context_) context_->set_on_block({});
+    world_->abandon();
+  }
+  NcclBackend(const NcclBackend&) = delete;
+  NcclBackend& operator=(const NcclBackend&) = delete;
+
+  Group* group(DeviceContext& context, const GroupSeat& seat) override {
+    if (groups_.empty()) {
+      context_ = &context;
+      context.set_on_block([this] { hear(); });
+    } else {
+      context.synchronize();  // nothing may be under way on a communicator that is split
+    }
+    const std::lock_guard lock(mutex_);
+    NcclGroup* const whole = groups_.empty() ? nullptr : groups_[0].get();
+    groups_.push_back(
+        std::make_unique<NcclGroup>(*world_, static_cast<int>(groups_.size()), seat, arena_));
+    static_cast<void>(context.acting_driver());
+    groups_.back()->open(whole);
+    if (!poll_thread_ && world_->size() > 1)
+      poll_thread_ = std::make_unique<PollThread>(std::vector<int>(), [this](int) { look(); });
+    return seat.ranks.empty() ? nullptr : groups_.back().get();
+  }
+
+  // A collective ends only when all ranks have come to it: what a rank has committed may be lost,
+  // which its device then says.
+  void commit() noexcept override {}
+  void fail(const std::string& reason) noexcept override { world_->fail(reason); }
+  void abandon(const std::string& reason) noexcept override { world_->fail(reason); }
+  std::string reason() const override { return world_->reason(); }
+
+  void rejoin(DeviceContext&, std::span<double>) override {
+    throw CommError(concat("World::nccl: the world is lost: ", world_->reason(),
+                           "; start it again from the last checkpoint"));
+  }
+
+  std::string leave() noexcept override {
+    std::string why = world_->reason();
+    try {
+      if (why.empty()) {
+        world_->leaves();
+        for (const auto& group : groups_)
+          if (const std::string parted = group->parting(); why.empty()) why = parted;
+        stop();
+        world_->free_all();
+        return why;
+      }
+    } catch (const std::exception& error) {
+      why = concat("rank ", world_->rank(), " ends without its peers: ", error.what());
+    }
+    stop();
+    world_->abandon();
+    world_->last_words(why);
+    return why;
+  }
+
+ private:
+  void stop() noexcept {
+    poll_thread_.reset();
+    context_->set_on_block({});
+  }
+
+  // The watch thread's.
+  void look() {
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    std::string late;
+    if (lock.owns_lock())
+      for (const auto& group : groups_) {
+        group->look();
+        if (late.empty()) late = group->late();
+      }
+    world_->look(late);
+  }
+
+  // The host's, behind each blocking call. Of an abort the device knows nothing.
+  void hear() {
+    for (const auto& group : groups_) group->look();
+    if (!world_->has_failed()) return;
+    const auto error = std::make_exception_ptr(CommError(world_->reason()));
+    context_->executor().fail_unseen(error);
+    std::rethrow_exception(error);
+  }
+
+  std::unique_ptr<NcclWorld> world_;
+  DeviceContext* context_ = nullptr;
+  PlainArena arena_;
+  std::mutex mutex_;                                // of groups_, for the watch thread
+  std::vector<std::unique_ptr<NcclGroup>> groups_;  // in the order of making
+  std::unique_ptr<PollThread> poll_thread_;         // last: its thread uses the rest
+};
+
+// The GPU of this process, and its UUID.
+std::string choose_gpu(const ProcessSeat& seat, DeviceChoice& choice) {
+  const Driver& driver = open_driver(choice.module, kernels::kKernelsLayout, 0);
+  std::int32_t gpus = 0;
+  if (const char* const error = driver.count(&gpus)) throw DeviceError(error);
+  if (!choice.index) choice.index = gpus == 1 ? 0 : seat.local_rank;
+  if (*choice.index >= gpus)
+    throw DeviceError(concat("World::nccl: rank ", seat.rank, " is rank ", seat.local_rank,
+                             " of its machine, which has ", gpus,
+                             " GPUs; start one process for each"));
+  DriverDevice device{};
+  if (const char* const error = driver.describe(*choice.index, &device)) throw DeviceError(error);
+  return device.uuid;
+}
+
+}  // namespace
+}  // namespace comm
+
+World World::nccl(const ProcessSeat& seat, const WorldOptions& given) {
+  TESSERA_EXPECT(given.device.kind == DeviceKind::cuda && given.executor == ExecutorKind::threaded,
+                 "World::nccl: ranks are on GPUs; set device.kind to cuda, and no executor");
+  TESSERA_EXPECT(seat.size >= 1 && seat.rank >= 0 && seat.rank < seat.size, "World::nccl: rank ",
+                 seat.rank, " of ", seat.size, "; give a rank from 0 to size - 1");
+  WorldOptions options = given;
+  std::string uuid, refused;
+  try {
+    uuid = comm::choose_gpu(seat, options.device);
+  } catch (const DeviceError& error) {  // which peers are to hear of, too
+    refused = error.what();
+  }
+  auto world = std::make_unique<comm::NcclWorld>(seat, options, uuid, refused);
+  return World(std::make_unique<State>(WorldKind::nccl, seat.rank, seat.size, options,
+                                       threads_per_rank(options, seat.size),
+                                       std::make_unique<comm::NcclBackend>(std::move(world))));
+}
+
+}  // namespace tessera

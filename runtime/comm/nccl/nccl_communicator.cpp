@@ -1,0 +1,281 @@
+// Collectives over NCCL: one group of its calls for each submitted operation, queued on the stream.
+//
+//   small (staged)   copy to staging ─ exchange ─ fold or copy to where it belongs
+//   a large sum      of f32, f64, i32, i64: NCCL's own
+//   other sums       in blocks: each rank's part to who adds it ─ fold in rank order
+//   the rest         NCCL's all-gathers, broadcasts, sends and receives, of bytes
+//
+// What is folded has the bits of threads: NCCL adds 16-bit values in another order, and rounds at
+// each hop, and its maximum loses NaN. `control` is all folds.
+#include <algorithm>
+#include <vector>
+
+#include "runtime/comm/agreement.hpp"
+#include "runtime/comm/nccl/nccl_group.hpp"
+#include "runtime/comm/pull.hpp"
+#include "tessera/detail/base/checked.hpp"
+#include "tessera/device/device_context.hpp"
+#include "tessera/memory/memory.hpp"
+
+namespace tessera::comm {
+namespace {
+
+constexpr std::int64_t kLineBytes = 256;
+
+kernels::NcclSum nccl_type(DType dtype) {
+  return dtype == i32   ? kernels::NcclSum::i32
+         : dtype == i64 ? kernels::NcclSum::i64
+         : dtype == f32 ? kernels::NcclSum::f32
+                        : kernels::NcclSum::f64;
+}
+
+class NcclCommunicator final : public Communicator {
+ public:
+  NcclCommunicator(DeviceContext& context, NcclGroup& group, NcclRole& role, const GroupSeat& seat,
+                   std::string_view name, StreamId stream)
+      : Communicator(context, group.recorder(), seat, name, stream),
+        group_(group),
+        world_(group.world()),
+        nccl_(world_.nccl()),
+        role_(role),
+        is_control_(name == "control"),
+        sums_by_nccl_(!is_control_ && !world_.options().nccl.ordered_sums),
+        inputs_(seat.ranks.size()) {
+    if (seat.size() == 1) return;
+    staging_ = plain_memory(context, kStagedBytes);
+    landing_ = plain_memory(context, kLandingBytes);
+  }
+
+ private:
+  struct Part {
+    NcclCommunicator* self;
+    GroupCall call;
+    void operator()(Exec& exec) const { self->run(call, exec); }
+  };
+
+  void launch(const Op& op, const GroupCall& call) override {
+    if (!role_.comm.native) {
+      TESSERA_EXPECT(!context_.is_capturing(), "captured step: '", op.name, "' is the first call ",
+                     "on communicator '", role(), "'; make one step before the captured one");
+      static_cast<void>(context_.acting_driver());
+      group_.open(role_, is_control_);
+      is_first_ = true;
+    }
+    Stream(context_, stream()).launch_collective(op, nullptr, Part{this, call});
+  }
+
+  // Events of a capture would say nothing, and may not be asked.
+  void run(const GroupCall& call, Exec& exec) {
+    const bool is_captured = context_.is_capturing();
+    if (is_captured)
+      recorder_.started(call.seq, stream());
+    else
+      role_.begin(call.seq, exec.native_stream);
+    Queue(*this, call, exec).run();
+    is_first_ = false;
+    if (is_captured)
+      recorder_.done(call.seq, stream());
+    else
+      role_.end(exec.native_stream);
+  }
+
+  bool adds(const Collective& c) const {
+    return sums_by_nccl_ && c.reduce == ReduceOp::sum && c.kind != CollectiveKind::reduce &&
+           (c.dtype == f32 || c.dtype == f64 || c.dtype == i32 || c.dtype == i64);
+  }
+
+  // Of one call: what goes into NCCL's next group, and what is to be done with what it brings. All
+  // ranks come to the same groups, since those depend only on what the ranks agree on.
+  class Queue {
+   public:
+    Queue(NcclCommunicator& self, const GroupCall& call, Exec& exec)
+        : self_(self),
+          call_(call),
+          mover_(exec),
+          stream_(exec.native_stream),
+          rank_(self.rank()),
+          size_(self.size()) {}
+
+    void run() {
+      stage(mover_, self_.staging_.get(), call_.items(), rank_, size_);
+      StagingPlan plan(size_);
+      for (const Collective& c : call_.items()) {
+        const std::int64_t staged = plan.next(c);
+        const std::byte* const send = staged == StagingPlan::kDirect
+                                          ? static_cast<const std::byte*>(c.send)
+                                          : self_.staging_.get() + staged;
+        if (c.kind == CollectiveKind::barrier)
+          exchange_byte();
+        else if (c.count > 0)
+          add(c, send, staged != StagingPlan::kDirect);
+      }
+      flush();
+    }
+
+   private:
+    // NCCL's calls are kept until the group is whole, so that what only copies is queued before it.
+    struct Call {
+      enum Kind : std::uint8_t { gather, broadcast, send, recv, scatter_sum, sum } kind;
+      const void* from;
+      void* to;
+      std::int64_t size;  // bytes; of sums elements
+      int peer = 0;
+      DType dtype = DType::f32;
+    };
+    struct Fold {  // copies where `item` is null
+      const Collective* item;
+      void* out;
+      const std::byte* in;
+      std::int64_t count;  // elements; bytes of a copy
+    };
+
+    void add(const Collective& c, const std::byte* send, bool is_staged) {
+      const auto bytes = static_cast<std::int64_t>(item_bytes(c));
+      switch (c.kind) {
+        case CollectiveKind::all_gather:
+          return call({Call::gather, send, c.recv, bytes});
+        case CollectiveKind::reduce_scatter:
+        case CollectiveKind::all_reduce:
+        case CollectiveKind::reduce:
+          if (is_staged || !self_.adds(c)) return fold(c, send);
+          return call({c.kind == CollectiveKind::all_reduce ? Call::sum : Call::scatter_sum, send,
+                       c.recv, c.count, 0, c.dtype});
+        case CollectiveKind::broadcast: {
+          void* const recv = land(c, is_staged, bytes);
+          return call({Call::broadcast, rank_ == c.root ? send : recv, recv, bytes, c.root});
+        }
+        case CollectiveKind::all_to_all: {
+          std::byte* const recv = land(c, is_staged, bytes * size_);
+          for (int peer = 0; peer < size_; ++peer) {
+            call({Call::send, send + peer * bytes, nullptr, bytes, peer});
+            call({Call::recv, nullptr, recv + peer * bytes, bytes, peer});
+          }
+          return;
+        }
+        case CollectiveKind::send_recv: {
+          void* const recv = land(c, is_staged, bytes);
+          if (c.root == c.target) {
+            if (c.root == rank_) mover_.copy(recv, send, static_cast<std::size_t>(bytes));
+            return;
+          }
+          if (c.root == rank_) call({Call::send, send, nullptr, bytes, c.target});
+          if (c.target == rank_) call({Call::recv, nullptr, recv, bytes, c.root});
+          return;
+        }
+        case CollectiveKind::barrier:
+          return;
+      }
+    }
+
+    // In blocks of as many elements as have room, the blocks of all ranks one behind another.
+    void fold(const Collective& c, const std::byte* send) {
+      const auto width = static_cast<std::int64_t>(size_bytes(c.dtype));
+      const std::int64_t most =
+          std::max<std::int64_t>(kLandingBytes / size_ / kLineBytes * kLineBytes / width, 1);
+      for (std::int64_t first = 0; first < c.count; first += most) {
+        const std::int64_t count = std::min(most, c.count - first), bytes = count * width;
+        std::byte* const landed = take(bytes * size_);
+        const std::byte* const block = send + first * width;
+        const bool adds = c.kind != CollectiveKind::reduce || c.root == rank_;
+        if (c.kind == CollectiveKind::all_reduce) {
+          call({Call::gather, block, landed, bytes});
+        } else {
+          for (int peer = 0; peer < size_; ++peer) {
+            const bool wants = c.kind != CollectiveKind::reduce || c.root == peer;
+            const std::int64_t chunk =
+                c.kind == CollectiveKind::reduce_scatter ? peer * c.count * width : 0;
+            if (wants) call({Call::send, block + chunk, nullptr, bytes, peer});
+            if (adds) call({Call::recv, nullptr, landed + peer * bytes, bytes, peer});
+          }
+        }
+        if (adds)
+          folds_.push_back({&c, static_cast<std::byte*>(c.recv) + first * width, landed, count});
+      }
+    }
+
+    // Where what comes for a staged item lies at first: its own memory may be the host's, or what
+    // it sends from.
+    std::byte* land(const Collective& c, bool is_staged, std::int64_t bytes) {
+      if (!is_staged) return static_cast<std::byte*>(c.recv);
+      std::byte* const landed = take(bytes);
+      if (receives(c, rank_)) folds_.push_back({nullptr, c.recv, landed, bytes});
+      return landed;
+    }
+
+    void exchange_byte() { call({Call::gather, self_.staging_.get(), take(size_), 1}); }
+
+    std::byte* take(std::int64_t bytes) {
+      if (used_ + bytes > kLandingBytes) flush();
+      return self_.landing_.get() + std::exchange(used_, used_ + round_up(bytes, kLineBytes));
+    }
+
+    void call(const Call& c) { calls_.push_back(c); }
+
+    void flush() {
+      if (!calls_.empty())
+        self_.world_.group(self_.role_.comm, call_.name, self_.is_first_, [this] {
+          for (const Call& c : calls_) self_.world_.check(queue(c));
+        });
+      for (const Fold& f : folds_) finish(f);
+      calls_.clear();
+      folds_.clear();
+      used_ = 0;
+    }
+
+    const char* queue(const Call& c) const {
+      void* const comm = self_.role_.comm.native;
+      const kernels::NcclDriver& nccl = self_.nccl_;
+      switch (c.kind) {
+        case Call::gather:
+          return nccl.all_gather(c.from, c.to, c.size, comm, stream_);
+        case Call::broadcast:
+          return nccl.broadcast(c.from, c.to, c.size, c.peer, comm, stream_);
+        case Call::send:
+          return nccl.send(c.from, c.size, c.peer, comm, stream_);
+        case Call::recv:
+          return nccl.recv(c.to, c.size, c.peer, comm, stream_);
+        case Call::scatter_sum:
+          return nccl.reduce_scatter(c.from, c.to, c.size, nccl_type(c.dtype), comm, stream_);
+        case Call::sum:
+          return nccl.all_reduce(c.from, c.to, c.size, nccl_type(c.dtype), comm, stream_);
+      }
+      return nullptr;
+    }
+
+    void finish(const Fold& f) const {
+      if (!f.item) return mover_.copy(f.out, f.in, static_cast<std::size_t>(f.count));
+      const std::int64_t bytes = f.count * static_cast<std::int64_t>(size_bytes(f.item->dtype));
+      for (int peer = 0; peer < size_; ++peer)
+        self_.inputs_[static_cast<std::size_t>(peer)] = f.in + peer * bytes;
+      mover_.reduce(f.out, self_.inputs_.data(), size_, f.count, *f.item);
+    }
+
+    NcclCommunicator& self_;
+    const GroupCall& call_;
+    const ItemMover mover_;
+    void* const stream_;
+    const int rank_, size_;
+    std::vector<Call> calls_;
+    std::vector<Fold> folds_;
+    std::int64_t used_ = 0;  // of the landing memory
+  };
+
+  NcclGroup& group_;
+  NcclWorld& world_;
+  const kernels::NcclDriver& nccl_;
+  NcclRole& role_;
+  const bool is_control_, sums_by_nccl_;
+  bool is_first_ = false;  // peers may still be on their way
+  std::shared_ptr<std::byte> staging_, landing_;
+  std::vector<const void*> inputs_;  // of one sum
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_nccl_communicator(DeviceContext& context, NcclGroup& group,
+                                                     NcclRole& role, const GroupSeat& seat,
+                                                     std::string_view name, StreamId stream) {
+  return std::make_unique<NcclCommunicator>(context, group, role, seat, name, stream);
+}
+
+}  // namespace tessera::comm

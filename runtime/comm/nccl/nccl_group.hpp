@@ -1,0 +1,67 @@
+// A group of World::nccl: a native communicator that no call is on, of which its roles are split
+// off at their first calls, and the recorder of its calls.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "runtime/comm/nccl/nccl_role.hpp"
+#include "runtime/comm/nccl/nccl_world.hpp"
+#include "runtime/comm/plain_memory.hpp"
+#include "tessera/comm/flight_recorder.hpp"
+#include "tessera/comm/world.hpp"
+
+namespace tessera::comm {
+
+class NcclGroup final : public World::Backend::Group {
+ public:
+  // `number`: of all groups of the world, also those that this rank is not in. A group without
+  // ranks is one of the latter.
+  NcclGroup(NcclWorld& world, int number, const GroupSeat& seat, PlainArena& arena)
+      : world_(world), number_(number), seat_(seat), arena_(arena) {}
+
+  // Makes the native communicator: the world's, or its part of `whole`. Collective over the world.
+  void open(NcclGroup* whole);
+  // Of a role, at its first call of an attempt. Collective over the group.
+  void open(NcclRole& role, bool is_control);
+
+  std::unique_ptr<Communicator> make(DeviceContext& context, const GroupSeat& seat,
+                                     std::string_view role, StreamId stream) override;
+  std::shared_ptr<SymmetricMemory> allocate(DeviceContext& context, std::int64_t bytes,
+                                            std::string_view purpose) override;
+  FlightRecorder& recorder() noexcept override { return recorder_; }
+  bool sums_are_ordered() const noexcept override {
+    return seat_.size() == 1 || world_.options().nccl.ordered_sums;
+  }
+
+  NcclWorld& world() const noexcept { return world_; }
+  void look() const;
+  std::string late() const;     // the call that has taken too long; empty for none
+  void forget();                // what the last attempt had under way
+  std::string parting() const;  // as ProcessGroup's. Collective
+
+ private:
+  // Told to each other as `what`, by all ranks of the group.
+  std::vector<std::string> tell_all(std::string_view what, const std::string& own,
+                                    std::chrono::milliseconds timeout) const {
+    return world_.tell_all(concat(what, " of group ", number_), seat_.ranks, own, timeout);
+  }
+
+  NcclWorld& world_;
+  const int number_;
+  const GroupSeat seat_;
+  PlainArena& arena_;
+  NcclWorld::Comm base_;
+  FlightRecorder recorder_;
+  std::vector<std::unique_ptr<NcclRole>> roles_;
+  int allocations_ = 0;  // of this attempt
+};
+
+// The communicator over `role`, which `group` holds.
+std::unique_ptr<Communicator> make_nccl_communicator(DeviceContext& context, NcclGroup& group,
+                                                     NcclRole& role, const GroupSeat& seat,
+                                                     std::string_view name, StreamId stream);
+
+}  // namespace tessera::comm

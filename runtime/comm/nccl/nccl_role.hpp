@@ -1,0 +1,50 @@
+// One communicator of a group of World::nccl: NCCL's own, which is made at the first call, and the
+// calls that are under way on the device.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <vector>
+
+#include "runtime/comm/nccl/nccl_world.hpp"
+#include "tessera/comm/flight_recorder.hpp"
+#include "tessera/detail/device/driver.hpp"
+
+namespace tessera::comm {
+
+// Tells the recorder what has started and is done, by events around each call, which also the watch
+// thread asks. Threads: `begin` and `end` the host's.
+class NcclRole {
+ public:
+  NcclRole(const Driver& driver, FlightRecorder& recorder, StreamId stream)
+      : driver_(driver), recorder_(recorder), stream_(stream) {}
+  ~NcclRole();
+  NcclRole(const NcclRole&) = delete;
+  NcclRole& operator=(const NcclRole&) = delete;
+
+  NcclWorld::Comm comm;
+
+  void begin(std::uint64_t seq, void* native_stream);
+  void end(void* native_stream);
+  void look();    // at what the device has come to
+  void forget();  // all of it: the streams are idle
+
+ private:
+  struct Call {
+    std::uint64_t seq;
+    void *started, *done;  // done: null until it is queued
+    bool has_started = false;
+  };
+  void* take();
+  void give_back(Call& call);
+
+  const Driver& driver_;
+  FlightRecorder& recorder_;
+  const StreamId stream_;
+  std::mutex mutex_;
+  std::deque<Call> calls_;     // from the oldest
+  std::vector<void*> events_;  // free ones
+};
+
+}  // namespace tessera::comm

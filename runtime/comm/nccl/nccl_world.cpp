@@ -1,0 +1,286 @@
+#include "runtime/comm/nccl/nccl_world.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+#include <exception>
+#include <numeric>
+#include <thread>
+#include <utility>
+
+#include "runtime/base/wait.hpp"
+#include "runtime/comm/nccl/nccl_library.hpp"
+#include "tessera/base/log.hpp"
+
+namespace tessera::comm {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kAskEvery = 200ms;    // whether a peer has failed
+constexpr auto kAbortWithin = 2s;    // or the process ends
+constexpr auto kExplainWithin = 1s;  // what NCCL only sees the consequence of
+
+std::string pack(std::span<const std::string> texts) {
+  std::string all;
+  for (const std::string& text : texts) all += concat(text.size(), ':', text);
+  return all;
+}
+
+std::vector<std::string> unpack(std::string_view all) {
+  std::vector<std::string> texts;
+  while (!all.empty()) {
+    std::size_t size = 0;
+    const char* const end = std::from_chars(all.data(), all.data() + all.size(), size).ptr;
+    const auto begin = static_cast<std::size_t>(end - all.data()) + 1;
+    texts.emplace_back(all.substr(begin, size));
+    all.remove_prefix(begin + size);
+  }
+  return texts;
+}
+
+}  // namespace
+
+// ---- Coming together
+
+NcclWorld::NcclWorld(const ProcessSeat& seat, const WorldOptions& options, const std::string& uuid,
+                     const std::string& refused)
+    : seat_(seat), options_(options) {
+  store_ = detail::Store::join({seat.host, seat.port, seat.run_id, seat.size}, seat.rank,
+                               std::chrono::ceil<std::chrono::seconds>(init_timeout()));
+  agree(uuid, refused);
+  store_->watch(
+      std::chrono::milliseconds(static_cast<std::int64_t>(options.heartbeat_timeout_seconds * 1e3)),
+      [this](int, detail::Departure how, const std::string& why) {
+        if (how == detail::Departure::left && is_leaving_) return;
+        const std::lock_guard lock(reason_mutex_);
+        if (departed_.empty()) departed_ = why;
+      });
+}
+
+NcclWorld::~NcclWorld() { store_.reset(); }
+
+void NcclWorld::agree(const std::string& uuid, const std::string& refused) {
+  kernels::NcclLibrary library{};
+  std::string error = refused;
+  if (error.empty()) try {
+      nccl_ = &open_nccl(options_.nccl, library);
+    } catch (const CommError& absent) {
+      error = absent.what();
+    }
+  std::vector<int> all(static_cast<std::size_t>(size()));
+  std::iota(all.begin(), all.end(), 0);
+  const std::string own[] = {error, nccl_version(library), library.file, uuid};
+  const std::vector<std::string> said = tell_all("hello", all, pack(own), init_timeout());
+  std::vector<std::vector<std::string>> ranks;
+  for (const std::string& text : said) ranks.push_back(unpack(text));
+  for (std::size_t r = 0; r < ranks.size(); ++r)
+    if (!ranks[r][0].empty())
+      throw CommError(error == ranks[r][0] ? error : concat("rank ", r, ": ", ranks[r][0]));
+  for (std::size_t r = 1; r < ranks.size(); ++r) {
+    if (ranks[r][1] != ranks[0][1])
+      throw CommError(concat("World::nccl: rank 0 has NCCL ", ranks[0][1], " (", ranks[0][2],
+                             "), rank ", r, " has ", ranks[r][1], " (", ranks[r][2],
+                             "); give all ranks the same"));
+    for (std::size_t before = 0; before < r; ++before)
+      if (ranks[before][3] == ranks[r][3])
+        throw CommError(concat("World::nccl: ranks ", before, " and ", r, " are both on ",
+                               ranks[r][3], "; give each process a GPU of its own"));
+  }
+}
+
+std::chrono::milliseconds NcclWorld::init_timeout() const {
+  return std::chrono::ceil<std::chrono::milliseconds>(
+      std::chrono::duration<double>(seat_.init_timeout_seconds));
+}
+
+// The first of them collects and hands out, so that n ranks ask for 2 n values and not for n * n.
+std::vector<std::string> NcclWorld::tell_all(const std::string& what, std::span<const int> ranks,
+                                             const std::string& own,
+                                             std::chrono::milliseconds timeout) const {
+  const std::string all_key = concat(key(what), " of ", ranks[0]);
+  const auto key_of = [&](int rank) { return concat(all_key, " from ", rank); };
+  if (rank() != ranks[0]) {
+    store_->set(key_of(rank()), own);
+    return unpack(store_->get(all_key, timeout));
+  }
+  std::vector<std::string> all{own};
+  for (const int r : ranks.subspan(1)) all.push_back(store_->get(key_of(r), timeout));
+  store_->set(all_key, pack(all));
+  return all;
+}
+
+// ---- Native communicators
+
+NcclWorld::Group::~Group() noexcept(false) {
+  const kernels::NcclError error = world_.nccl_->end();
+  if (std::uncaught_exceptions() == exceptions_) world_.check(error);
+}
+
+void NcclWorld::check(kernels::NcclError error) const {
+  if (error) throw CommError(concat("rank ", rank(), ": ", error));
+}
+
+void NcclWorld::join(Comm& made) {
+  kernels::NcclId id{};
+  const std::string at = key("id");
+  if (rank() == 0) {
+    check(nccl_->make_id(&id));
+    store_->set(at, {id.bytes, sizeof id.bytes});
+  } else {
+    const std::string told = store_->get(at, init_timeout());
+    std::memcpy(id.bytes, told.data(), std::min(told.size(), sizeof id.bytes));
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    expect_fine();
+    check(nccl_->join(&id, size(), rank(), &made.native));
+    comms_.push_back(&made);
+  }
+  finish(made, "the ranks' coming together", true);
+}
+
+void NcclWorld::split(Comm& parent, int color, int part_key, int blocks, Comm& made) {
+  {
+    const std::lock_guard lock(mutex_);
+    expect_fine();
+    check(nccl_->split(parent.native, color, part_key, blocks, &made.native));
+  }
+  finish(parent, "ncclCommSplit", true);
+  if (!made.native) return;
+  {
+    const std::lock_guard lock(mutex_);
+    expect_fine();
+    comms_.push_back(&made);
+  }
+  finish(made, "ncclCommSplit", true);
+}
+
+void NcclWorld::finish(Comm& comm, const char* what, bool is_first) {
+  const double patience = is_first ? seat_.init_timeout_seconds : options_.timeout_seconds;
+  const auto start = Clock::now();
+  std::string error;
+  for (int look = 0; error.empty(); ++look) {
+    bool is_busy = false;
+    {
+      const std::lock_guard lock(mutex_);
+      expect_fine();
+      if (const char* const why = nccl_->poll(comm.native, &is_busy)) error = why;
+    }
+    if (!is_busy && error.empty()) return;
+    if (std::chrono::duration<double>(Clock::now() - start).count() > patience)
+      error = concat(what, " has taken ", patience, " s; not all ranks have come");
+    if (look < 64)
+      std::this_thread::yield();
+    else
+      std::this_thread::sleep_for(200us);
+  }
+  for (const auto until = Clock::now() + kExplainWithin; Clock::now() < until;) {
+    expect_fine();  // the watch thread knows better
+    std::this_thread::sleep_for(10ms);
+  }
+  throw CommError(concat("rank ", rank(), ": ", error));
+}
+
+void NcclWorld::free_all() {
+  const std::lock_guard lock(mutex_);
+  for (std::size_t i = comms_.size(); i-- > 0;) {
+    check(nccl_->finalize(comms_[i]->native));
+    for (bool is_busy = true; is_busy; std::this_thread::sleep_for(200us)) {
+      check(nccl_->poll(comms_[i]->native, &is_busy));
+      if (!is_busy) break;
+    }
+    check(nccl_->destroy(std::exchange(comms_[i]->native, nullptr)));
+    comms_.pop_back();
+  }
+}
+
+// ---- Failure
+
+std::string NcclWorld::reason() const {
+  const std::lock_guard lock(reason_mutex_);
+  return reason_;
+}
+
+void NcclWorld::expect_fine() const {
+  if (has_failed()) throw CommError(reason());
+}
+
+// The first rank that fails says why for all.
+std::string NcclWorld::first_reason(const std::string& own) {
+  try {
+    if (store_->add(key("failures"), 1) == 1) {
+      store_->set(key("reason"), own);
+      return own;
+    }
+    return store_->get(key("reason"), kExplainWithin);
+  } catch (const std::exception&) {  // rank 0, which serves it, may be who is gone
+    return own;
+  }
+}
+
+void NcclWorld::fail(const std::string& why) {
+  if (!has_failed()) abort(first_reason(why));
+}
+
+bool NcclWorld::look(const std::string& late) {
+  if (has_failed()) return true;
+  std::string why;
+  {
+    const std::lock_guard lock(reason_mutex_);
+    why = departed_;
+  }
+  if (why.empty()) why = late;
+  if (!why.empty()) {
+    fail(why);
+    return true;
+  }
+  if (Clock::now() - asked_ < kAskEvery) return false;
+  asked_ = Clock::now();
+  try {
+    if (store_->add(key("failures"), 0) == 0) return false;
+    why = store_->get(key("reason"), kExplainWithin);
+  } catch (const std::exception& error) {
+    why = error.what();
+  }
+  abort(why);
+  return true;
+}
+
+void NcclWorld::abort(const std::string& why) {
+  {
+    const std::lock_guard lock(reason_mutex_);
+    if (has_failed()) return;
+    reason_ = why;
+    has_failed_.store(true, std::memory_order_release);
+  }
+  const std::lock_guard lock(mutex_);
+  abort_all();
+}
+
+// All at once, in one group: one by one they may wait for peers that wait for another one. Where a
+// GPU hangs it never comes back, and a watchdog ends the process.
+void NcclWorld::abort_all() {
+  std::vector<void*> natives;
+  for (Comm* comm : comms_) natives.push_back(std::exchange(comm->native, nullptr));
+  comms_.clear();
+  if (natives.empty()) return;
+  const Wait wait("NCCL, to abort its communicators", [] { return 0; });
+  if (const char* const error =
+          nccl_->abort(natives.data(), static_cast<std::int32_t>(natives.size())))
+    log(LogLevel::warning, concat("World::nccl: rank ", rank(), ": ", error));
+}
+
+void NcclWorld::abandon() noexcept {
+  const std::lock_guard lock(mutex_);
+  abort_all();
+}
+
+void NcclWorld::begin_attempt() {
+  const std::lock_guard lock(reason_mutex_);
+  ++attempt_;
+  reason_.clear();
+  has_failed_.store(false, std::memory_order_release);
+}
+
+}  // namespace tessera::comm

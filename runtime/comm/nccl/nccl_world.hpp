@@ -1,0 +1,126 @@
+// What the parts of one rank of World::nccl share: NCCL, the store through which ranks say what
+// NCCL can't, the native communicators, and the failure that ends all of them.
+//
+//   failing rank    reason ── store: "failures", then the reason ── abort all
+//   its peers       ask "failures" every 200 ms ── the same reason ── abort all
+//   store           hears that a process is gone ── reason ── abort all
+//
+// Threads: the rank's host thread makes and uses communicators, the watch thread asks and aborts; a
+// mutex keeps their calls of NCCL apart.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kernels/nccl/nccl_driver.hpp"
+#include "runtime/comm/store/store.hpp"
+#include "tessera/base/error.hpp"
+#include "tessera/comm/world.hpp"
+
+namespace tessera::comm {
+
+class NcclWorld {
+ public:
+  // Joins the store and opens NCCL; all ranks agree that all have, on one version, each on a GPU of
+  // its own, this one on `uuid`. `refused` is why this rank has none.
+  NcclWorld(const ProcessSeat& seat, const WorldOptions& options, const std::string& uuid,
+            const std::string& refused);
+  ~NcclWorld();
+  NcclWorld(const NcclWorld&) = delete;
+  NcclWorld& operator=(const NcclWorld&) = delete;
+
+  int rank() const noexcept { return seat_.rank; }
+  int size() const noexcept { return seat_.size; }
+  const WorldOptions& options() const noexcept { return options_; }
+  const kernels::NcclDriver& nccl() const noexcept { return *nccl_; }
+
+  // Each of `ranks`, in their order, hears what all say under `key`, which is used once.
+  // Throws: CommError, LostRank.
+  std::vector<std::string> tell_all(const std::string& key, std::span<const int> ranks,
+                                    const std::string& own,
+                                    std::chrono::milliseconds timeout) const;
+  std::chrono::milliseconds init_timeout() const;
+
+  // --- native communicators, which `abort` takes away: null then.
+  struct Comm {
+    void* native = nullptr;
+  };
+  // Of all ranks of the world, by an id of this attempt.
+  void join(Comm& made);
+  // A part of `parent`; a negative color makes none. Collective over it.
+  void split(Comm& parent, int color, int key, int blocks, Comm& made);
+  // Queues what `calls` queues as one group. `is_first`: peers may not be here yet.
+  template <class F>
+  void group(Comm& comm, const char* what, bool is_first, const F& calls) {
+    {
+      const std::lock_guard lock(mutex_);
+      expect_fine();
+      const Group open(*this);
+      calls();
+    }
+    finish(comm, what, is_first);
+  }
+  // Inside of `group`.
+  void check(kernels::NcclError error) const;
+  // In order, all ranks are here, and nothing is queued.
+  void free_all();
+
+  // --- failure
+  bool has_failed() const noexcept { return has_failed_.load(std::memory_order_acquire); }
+  std::string reason() const;
+  void expect_fine() const;  // Throws: CommError with the reason.
+  // This rank fails, of itself: the first reason of all ranks becomes that of all.
+  void fail(const std::string& reason);
+  // Of the watch thread. Whether a peer has failed, or is gone; then all is aborted on return.
+  bool look(const std::string& position);
+  // Peers that wait for this rank at a meeting that it never comes to hear why.
+  void last_words(const std::string& why) const { store_->last_words(why); }
+  // All are idle: the next attempt begins.
+  void begin_attempt();
+  void
+  abandon() noexcept;  // communicators that are left: of a world that was never whole, or failed
+  int attempt() const noexcept { return attempt_; }
+  void leaves() noexcept { is_leaving_ = true; }  // peers may leave from here on, too
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  class Group {
+   public:
+    explicit Group(NcclWorld& world) : world_(world) { world.check(world.nccl_->begin()); }
+    ~Group() noexcept(false);
+    Group(const Group&) = delete;
+    Group& operator=(const Group&) = delete;
+
+   private:
+    NcclWorld& world_;
+    const int exceptions_ = std::uncaught_exceptions();
+  };
+
+  std::string key(std::string_view what) const { return concat(what, ' ', attempt_); }
+  void agree(const std::string& uuid, const std::string& refused);
+  void finish(Comm& comm, const char* what, bool is_first);
+  std::string first_reason(const std::string& own);
+  void abort(const std::string& reason);
+  void abort_all();  // with the lock
+
+  const ProcessSeat seat_;
+  const WorldOptions options_;
+  const kernels::NcclDriver* nccl_ = nullptr;
+  int attempt_ = 1;
+  mutable std::mutex mutex_;  // of NCCL's calls
+  std::vector<Comm*> comms_;  // in the order of making
+  std::atomic<bool> has_failed_{false}, is_leaving_{false};
+  mutable std::mutex reason_mutex_;
+  std::string reason_, departed_;  // departed_: who is gone, as the store tells
+  Clock::time_point asked_{};
+  std::unique_ptr<detail::Store> store_;  // last: its thread uses the rest
+};
+
+}  // namespace tessera::comm

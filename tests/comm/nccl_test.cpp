@@ -1,0 +1,86 @@
+// World::nccl over a double of NCCL and emulated GPUs, held against ranks as threads: the ranks are
+// threads of this process or processes, each in a world of its own.
+#include <algorithm>
+#include <cstdlib>
+#include <functional>
+#include <random>
+#include <thread>
+
+#include "tessera/comm/mesh.hpp"
+#include "tests/comm/battery.hpp"
+#include "tests/comm/nccl_worlds.hpp"
+#include "tests/cuda/support.hpp"
+#include "tests/support/catch.hpp"
+#include "tests/support/seed.hpp"
+
+using namespace tessera;
+using namespace tessera::testing;
+using Catch::Matchers::Contains;
+
+namespace {
+
+std::string battery_of(const RankGroup& group, std::uint64_t seed) {
+  const battery::Result result = battery::run(group, seed);
+  return result.errors.empty() ? std::to_string(result.hash) : result.errors[0];
+}
+
+}  // namespace
+
+// Two summands have one order: NCCL's sums of two ranks have the bits of threads, too.
+TEST_CASE("nccl: every collective is right, on threads and on processes", "[comm]") {
+  const std::uint64_t seed = fresh_seed();
+  INFO("seed " << seed);
+  const std::vector<std::uint64_t> threads = battery::hashes_of_threads(2, seed);
+  const auto body = [&](World& world) { return battery_of(world, seed); };
+  const std::vector<std::string> by_thread = nccl_threads(2, body);
+  const std::vector<std::string> by_process = nccl_processes(2, body);
+  for (std::size_t r = 0; r < 2; ++r) {
+    CHECK(by_thread[r] == std::to_string(threads[r]));
+    CHECK(by_process[r] == std::to_string(threads[r]));
+  }
+}
+
+TEST_CASE("nccl: with ordered sums three ranks have the bits of threads, without them all is right",
+          "[comm]") {
+  const std::uint64_t seed = fresh_seed();
+  INFO("seed " << seed);
+  const std::vector<std::uint64_t> threads = battery::hashes_of_threads(3, seed);
+  for (const bool ordered : {false, true}) {
+    WorldOptions options;
+    options.nccl.ordered_sums = ordered;
+    const std::vector<std::string> said = nccl_threads(
+        3,
+        [&](World& world) {
+          if (world.sums_are_ordered() != ordered) return std::string("sums_are_ordered is wrong");
+          return battery_of(world, seed);
+        },
+        options);
+    for (std::size_t r = 0; r < 3; ++r) {
+      INFO("ordered " << ordered << ", rank " << r << ": " << said[r]);
+      if (ordered)
+        CHECK(said[r] == std::to_string(threads[r]));
+      else
+        CHECK(said[r].find_first_not_of("0123456789") == std::string::npos);
+    }
+  }
+}
+
+TEST_CASE("nccl: groups of any ranks, and of one, have the bits of threads", "[comm]") {
+  const std::uint64_t seed = fresh_seed();
+  INFO("seed " << seed);
+  const std::vector<std::uint64_t> threads = battery::hashes_of_threads(2, seed);
+  const std::vector<std::string> said = nccl_threads(4, [&](World& world) {
+    const int other = (world.rank() + 2) % 4;
+    const std::vector<int> pair{std::max(world.rank(), other), std::min(world.rank(), other)};
+    const std::vector<int> alone{world.rank()};
+    const RankGroup& single = *world.split("alone", alone);
+    if (single.sum(2) != 2) return std::string("the sum of one rank is wrong");
+    const std::string of_pair = battery_of(*world.split("pair", pair), seed);
+    const DeviceMesh mesh =
+        DeviceMesh::grid(world, {{.name = "dp_replicate", .size = 2}, {.name = "tp", .size = 2}});
+    for (int i = 0; i < 8; ++i) world.allocate_symmetric((i + 1) * 4096);
+    if (world.kind() != WorldKind::nccl || world.sum(1) != 4) return std::string("wrong");
+    return of_pair;
+  });
+  for (std::size_t r = 0; r < 4; ++r) CHECK(said[r] == std::to_string(threads[r < 2 ? 1 : 0]));
+}

@@ -1,0 +1,78 @@
+// Ranks of World::nccl over a double of NCCL, each on an emulated GPU of its own.
+#pragma once
+
+#include <cstdlib>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tessera/comm/world.hpp"
+#include "tests/cuda/support.hpp"
+#include "tests/support/forked.hpp"
+#include "tests/support/free_port.hpp"
+
+namespace tessera::testing {
+
+using NcclBody = std::function<std::string(World&)>;
+
+inline WorldOptions over_the_double(WorldOptions options, int rank) {
+  options.device = {.kind = DeviceKind::cuda, .index = rank, .module = TESSERA_QUEUED_MODULE};
+  options.threads = 1;
+  options.nccl.module = TESSERA_NCCL_MODULE;
+  options.nccl.library = TESSERA_NCCL_DOUBLE;
+  return options;
+}
+
+// What `body` says on each rank, or "threw: ..."; an exception in it ends its world.
+inline std::string say(const ProcessSeat& seat, const WorldOptions& options, const NcclBody& body) {
+  try {
+    World world = World::nccl(seat, over_the_double(options, seat.rank));
+    std::string said;
+    try {
+      said = body(world);
+    } catch (const std::exception& error) {
+      world.end(error.what());
+      throw;
+    }
+    world.end();
+    return said;
+  } catch (const std::exception& error) {
+    return concat("threw: ", error.what());
+  }
+}
+
+inline std::vector<std::string> nccl_threads(int ranks, const NcclBody& body,
+                                             const WorldOptions& options = {}) {
+  const Gpus gpus(ranks);
+  const int port = free_port();
+  std::vector<std::string> said(static_cast<std::size_t>(ranks));
+  std::vector<std::jthread> threads;
+  for (int rank = 0; rank < ranks; ++rank)
+    threads.emplace_back([&, rank] {
+      const ProcessSeat seat{.rank = rank, .size = ranks, .port = port, .init_timeout_seconds = 30};
+      said[static_cast<std::size_t>(rank)] = say(seat, options, body);
+    });
+  threads.clear();
+  return said;
+}
+
+inline std::vector<std::string> nccl_processes(
+    int ranks, const NcclBody& body, const WorldOptions& options = {},
+    const std::function<void(std::span<const pid_t>)>& meanwhile = [](std::span<const pid_t>) {}) {
+  const int port = free_port();
+  const std::vector<Ended> all = run_forked(
+      ranks,
+      [&](int rank) {
+        const Gpus gpus(ranks);
+        const ProcessSeat seat{
+            .rank = rank, .size = ranks, .port = port, .init_timeout_seconds = 30};
+        return say(seat, options, body);
+      },
+      meanwhile);
+  std::vector<std::string> said;
+  for (const Ended& ended : all) said.push_back(ended.said);
+  return said;
+}
+
+}  // namespace tessera::testing
