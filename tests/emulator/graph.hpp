@@ -97,6 +97,7 @@ inline Event& event_of(void* event) { return *static_cast<Event*>(event); }
 const char* record(void* event, void* stream);
 const char* wait(void* stream, void* event);
 const char* block(void* event);
+const char* elapsed(void* from, void* to, double* seconds);
 const char* begin_capture(void* stream);
 const char* end_capture(void* stream, void** graph);
 const char* launch_graph(void* graph, void* stream);
