@@ -32,6 +32,14 @@ struct Control {
   void (*counts)(Counts* out);
   // Whether kernels that multiply by warpgroups run from here on, as on sm_90; at first they do.
   void (*warpgroups)(bool are_there);
+  // For a library that queues work of its own, as nccl/: `run(data)` when `stream` comes to it, or
+  // at each launch of a graph that it is captured in; `drop(data)` once it can run no more.
+  void (*queue)(void (*run)(void* data), void (*drop)(void* data), void* data, void* stream);
+  bool (*is_captured)(void* stream);
+  // Which device a stream is on, or the calling thread where it is null.
+  std::int32_t (*device_of)(void* stream);
+  // Which device's memory this is; -1 where it is the host's.
+  std::int32_t (*holder_of)(const void* memory);
 };
 
 using ControlEntry = const Control* (*)();

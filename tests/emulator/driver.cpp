@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -77,14 +76,19 @@ struct State {
     used_of(device) += bytes;
     return true;
   }
-  // Whether `device` may use what lies at `at`; anything that is nobody's is the host's.
+  // What `at` lies in; null where it is nobody's, and so the host's.
+  const Piece* piece_at(const std::byte* at) {
+    const auto next = pieces.upper_bound(at);
+    if (next == pieces.begin()) return nullptr;
+    const auto& [begin, piece] = *std::prev(next);
+    return at < begin + piece.bytes ? &piece : nullptr;
+  }
+  // Whether `device` may use what lies at `at`.
   bool reaches(int device, const std::byte* at) {
-    auto piece = pieces.upper_bound(at);
-    if (piece == pieces.begin()) return true;
-    const auto& [begin, p] = *--piece;
-    if (at >= begin + p.bytes || p.device == kHost || p.device == device) return true;
+    const Piece* const p = piece_at(at);
+    if (!p || p->device == kHost || p->device == device) return true;
     const std::uint32_t others =
-        p.is_mapped ? p.readers : readers[static_cast<std::size_t>(p.device)];
+        p->is_mapped ? p->readers : readers[static_cast<std::size_t>(p->device)];
     return (others >> device & 1) != 0;
   }
 };
@@ -264,25 +268,6 @@ DriverError fill(void* to, std::uint8_t byte, std::int64_t bytes, void* stream) 
   return nullptr;
 }
 
-// ---- for measurements and tests
-
-DriverError elapsed(void* from, void* to, double* seconds) {
-  const auto when = [](void* event) { return event_of(event).get()->when(); };
-  *seconds = std::chrono::duration<double>(when(to) - when(from)).count();
-  return nullptr;
-}
-DriverError call_host(void (*function)(void* data), void* data, void* stream) {
-  if (const char* const refused = refusal(stream, nullptr, 0)) return refused;
-  enqueue(stream, [=] { function(data); });
-  return nullptr;
-}
-
-DriverError delay(std::int64_t nanoseconds, void* stream) {
-  if (const char* const refused = refusal(stream, nullptr, 0)) return refused;
-  enqueue(stream, [=] { std::this_thread::sleep_for(std::chrono::nanoseconds(nanoseconds)); });
-  return nullptr;
-}
-
 // ---- for tests
 
 void limit_memory(std::int64_t bytes) {
@@ -303,6 +288,11 @@ void set_devices(std::int32_t count, bool reach) {
   const std::lock_guard lock(s.mutex);
   s.readers = {};
 }
+std::int32_t holder_of(const void* memory) {
+  const std::lock_guard lock(state().mutex);
+  const Piece* const piece = state().piece_at(static_cast<const std::byte*>(memory));
+  return piece ? piece->device : kHost;
+}
 std::int64_t used(std::int32_t device) {
   const std::lock_guard lock(state().mutex);
   return state().used_of(device);
@@ -315,7 +305,11 @@ constinit const Control kControl = {
     .limit_memory = limit_memory,
     .fail = [](const char* line) { state().failure = line; },
     .counts = counts,
-    .warpgroups = [](bool are_there) { state().warpgroups = are_there; }};
+    .warpgroups = [](bool are_there) { state().warpgroups = are_there; },
+    .queue = queue,
+    .is_captured = [](void* stream) { return static_cast<Stream*>(stream)->capture() != nullptr; },
+    .device_of = [](void* s) { return s ? static_cast<Stream*>(s)->device() : g_device; },
+    .holder_of = holder_of};
 
 constinit const Driver kDriver = {
     .version = kDriverVersion,

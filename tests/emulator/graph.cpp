@@ -142,6 +142,12 @@ const char* block(void* event) {
   return nullptr;
 }
 
+const char* elapsed(void* from, void* to, double* seconds) {
+  const auto when = [](void* event) { return event_of(event).get()->when(); };
+  *seconds = std::chrono::duration<double>(when(to) - when(from)).count();
+  return nullptr;
+}
+
 const char* begin_capture(void* stream) {
   Stream& s = stream_of(stream);
   if (s.capture()) return "the stream is captured already";

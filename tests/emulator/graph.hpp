@@ -99,6 +99,7 @@ const char* record(void* event, void* stream);
 const char* wait(void* stream, void* event);
 const char* query(void* event, bool* is_reached);
 const char* block(void* event);
+const char* elapsed(void* from, void* to, double* seconds);
 const char* begin_capture(void* stream);
 const char* end_capture(void* stream, void** graph);
 const char* launch_graph(void* graph, void* stream);

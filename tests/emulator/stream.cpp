@@ -84,4 +84,20 @@ void enqueue(void* native_stream, std::function<void()> work) {
   static_cast<Stream*>(native_stream)->push(std::move(work));
 }
 
+const char* call_host(void (*function)(void* data), void* data, void* stream) {
+  if (const char* const refused = refusal(stream, nullptr, 0)) return refused;
+  enqueue(stream, [=] { function(data); });
+  return nullptr;
+}
+
+const char* delay(std::int64_t nanoseconds, void* stream) {
+  if (const char* const refused = refusal(stream, nullptr, 0)) return refused;
+  enqueue(stream, [=] { std::this_thread::sleep_for(std::chrono::nanoseconds(nanoseconds)); });
+  return nullptr;
+}
+
+void queue(void (*run)(void* data), void (*drop)(void* data), void* data, void* stream) {
+  enqueue(stream, [run, owned = std::shared_ptr<void>(data, drop)] { run(owned.get()); });
+}
+
 }  // namespace tessera::kernels::cuda::emulator

@@ -43,4 +43,10 @@ class Stream {
   std::thread worker_;
 };
 
+// Those of the driver's table; an error is one line.
+const char* call_host(void (*function)(void* data), void* data, void* stream);
+const char* delay(std::int64_t nanoseconds, void* stream);
+// Control's.
+void queue(void (*run)(void* data), void (*drop)(void* data), void* data, void* stream);
+
 }  // namespace tessera::kernels::cuda::emulator

@@ -1,0 +1,148 @@
+// Memory that NCCL allocates, and windows over it.
+#include <dlfcn.h>
+
+#include "tessera/detail/device/driver.hpp"
+#include "tests/emulator/nccl/state.hpp"
+#include "tests/emulator/nccl/steps.hpp"
+
+namespace tessera::nccl_double {
+namespace {
+
+constexpr std::size_t kAlignment = NCCL_WIN_REQUIRED_ALIGNMENT;
+
+std::mutex pieces_mutex;  // of both
+std::map<const std::byte*, std::size_t>& pieces() {
+  static std::map<const std::byte*, std::size_t> all;
+  return all;
+}
+struct Window {
+  const Comm* comm;
+  const std::byte* memory;
+  std::size_t bytes;
+};
+std::map<ncclWindow_t, Window>& windows() {
+  static std::map<ncclWindow_t, Window> all;
+  return all;
+}
+
+const Driver* driver() {
+  void* const module = emulated_module();
+  if (!module) return nullptr;
+  const auto entry = reinterpret_cast<DriverEntry>(dlsym(module, kDriverSymbol));
+  return entry ? entry(kDriverVersion) : nullptr;
+}
+
+// Whether all of it lies in one piece of ncclMemAlloc.
+bool is_ours(const void* memory, std::size_t bytes) {
+  const std::lock_guard lock(pieces_mutex);
+  const auto* const at = static_cast<const std::byte*>(memory);
+  const auto next = pieces().upper_bound(at);
+  if (next == pieces().begin()) return false;
+  const auto& [begin, size] = *std::prev(next);
+  return at + bytes <= begin + size;
+}
+
+}  // namespace
+
+void end_windows(const Comm& comm) {
+  const std::lock_guard lock(pieces_mutex);
+  totals().windows -= static_cast<long long>(
+      std::erase_if(windows(), [&](const auto& one) { return one.second.comm == &comm; }));
+}
+
+}  // namespace tessera::nccl_double
+
+using namespace tessera::nccl_double;
+
+extern "C" {
+
+ncclResult_t ncclMemAlloc(void** out, std::size_t bytes) {
+  if (const ncclResult_t asked = refused("ncclMemAlloc"); asked != ncclSuccess) return asked;
+  if (!out || bytes == 0) return fail(ncclInvalidArgument, "ncclMemAlloc: no pointer, or no bytes");
+  *out = nullptr;
+  const tessera::Driver* const gpu = driver();
+  if (!gpu) return fail(ncclUnhandledCudaError, "ncclMemAlloc: no emulated GPU's module is loaded");
+  std::int64_t granule = 0;
+  gpu->granularity(&granule);
+  const std::int64_t whole = (static_cast<std::int64_t>(bytes) + granule - 1) / granule * granule;
+  void* range = nullptr;
+  bool is_mapped = false;
+  if (const char* const error = gpu->reserve(whole, &range))
+    return fail(ncclUnhandledCudaError, std::string("ncclMemAlloc: ") + error);
+  const char* const error = gpu->map(range, whole, &is_mapped);
+  if (error || !is_mapped) {
+    gpu->free_range(range, whole);
+    return fail(ncclUnhandledCudaError,
+                std::string("ncclMemAlloc: ") + (error ? error : "the GPU has no more memory"));
+  }
+  const std::lock_guard lock(pieces_mutex);
+  pieces()[static_cast<std::byte*>(range)] = static_cast<std::size_t>(whole);
+  totals().bytes += whole;
+  *out = range;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclMemFree(void* memory) {
+  if (const ncclResult_t asked = refused("ncclMemFree"); asked != ncclSuccess) return asked;
+  if (!memory) return ncclSuccess;
+  const std::lock_guard lock(pieces_mutex);
+  const auto found = pieces().find(static_cast<std::byte*>(memory));
+  if (found == pieces().end())
+    return fail(ncclInvalidArgument,
+                "ncclMemFree: this is not the begin of memory of ncclMemAlloc");
+  const auto bytes = static_cast<std::int64_t>(found->second);
+  for (const auto& [window, of] : windows())
+    if (of.memory >= found->first && of.memory < found->first + found->second)
+      return fail(ncclInvalidUsage, "ncclMemFree: a window over this memory is still registered");
+  driver()->unmap(memory, bytes);
+  driver()->free_range(memory, bytes);
+  totals().bytes -= bytes;
+  pieces().erase(found);
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommWindowRegister(ncclComm_t handle, void* memory, std::size_t bytes,
+                                    ncclWindow_t* out, int flags) {
+  ncclResult_t why = ncclSuccess;
+  const std::shared_ptr<Comm> comm = ready(handle, "ncclCommWindowRegister", &why);
+  if (!comm) return in_group(why);
+  const auto wrong = [&](ncclResult_t result, const char* line) {
+    return in_group(fail(result, std::string("ncclCommWindowRegister: ") + line));
+  };
+  if (settings().version < 22700) return wrong(ncclInvalidUsage, "NCCL has it from 2.27 on");
+  if (!out || !memory || bytes == 0)
+    return wrong(ncclInvalidArgument, "a null pointer, or no bytes");
+  *out = nullptr;
+  if (reinterpret_cast<std::uintptr_t>(memory) % kAlignment != 0)
+    return wrong(ncclInvalidArgument, "the memory is not aligned to 4096 bytes");
+  if (!is_ours(memory, bytes))
+    return wrong(ncclInvalidArgument, "the memory is not that of one ncclMemAlloc");
+  const std::uint64_t step = comm->steps_planned++;
+  return submit(comm, [=] {
+    const ncclResult_t met = meet(*comm, step, {kRegister, 0, 0, flags, bytes});
+    if (met != ncclSuccess || settings().null_windows) return met;
+    static std::uintptr_t made = 0;
+    const std::lock_guard lock(pieces_mutex);
+    *out = reinterpret_cast<ncclWindow_t>(++made << 12 | 0x800);
+    windows()[*out] = {comm.get(), static_cast<const std::byte*>(memory), bytes};
+    ++totals().windows;
+    return ncclSuccess;
+  });
+}
+
+ncclResult_t ncclCommWindowDeregister(ncclComm_t handle, ncclWindow_t window) {
+  ncclResult_t why = ncclSuccess;
+  if (!window) return ncclSuccess;
+  const std::shared_ptr<Comm> comm = ready(handle, "ncclCommWindowDeregister", &why);
+  if (!comm) return in_group(why);
+  const std::lock_guard lock(pieces_mutex);
+  const auto found = windows().find(window);
+  if (found == windows().end() || found->second.comm != comm.get())
+    return in_group(fail(ncclInvalidArgument,
+                         "ncclCommWindowDeregister: this is no window of this communicator"));
+  windows().erase(found);
+  --totals().windows;
+  return ncclSuccess;
+}
+
+}  // extern "C"
