@@ -6,7 +6,6 @@
 #include <glob.h>
 #include <nccl.h>
 
-#include <cstdarg>
 #include <cstdio>
 #include <cstring>
 #include <mutex>
@@ -53,13 +52,11 @@ struct Calls {
 Calls g_nccl;
 NcclLibrary g_library;  // its file is empty until it is open
 
-thread_local char g_line[1024];
+thread_local char g_line[2048];
 
-[[gnu::format(printf, 1, 2)]] NcclError line(const char* format, ...) {
-  std::va_list args;
-  va_start(args, format);
-  std::vsnprintf(g_line, sizeof g_line, format, args);
-  va_end(args);
+template <class... Parts>
+NcclError line(const char* format, Parts... parts) {
+  std::snprintf(g_line, sizeof g_line, format, parts...);
   return g_line;
 }
 
