@@ -1,8 +1,10 @@
 // Ranks of World::nccl over a double of NCCL, each on an emulated GPU of its own.
 #pragma once
 
-#include <cstdlib>
+#include <dlfcn.h>
+
 #include <functional>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -15,6 +17,16 @@
 namespace tessera::testing {
 
 using NcclBody = std::function<std::string(World&)>;
+// Makes the options of one rank others than those of all.
+using Adapt = std::function<void(int rank, WorldOptions&)>;
+
+// One of the functions by which tests steer the double.
+template <class F>
+F* double_call(const char* name) {
+  void* const library = dlopen(TESSERA_NCCL_DOUBLE, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  if (!library) throw std::runtime_error(dlerror());
+  return reinterpret_cast<F*>(dlsym(library, name));
+}
 
 inline WorldOptions over_the_double(WorldOptions options, int rank) {
   options.device = {.kind = DeviceKind::cuda, .index = rank, .module = TESSERA_QUEUED_MODULE};
@@ -25,9 +37,12 @@ inline WorldOptions over_the_double(WorldOptions options, int rank) {
 }
 
 // What `body` says on each rank, or "threw: ..."; an exception in it ends its world.
-inline std::string say(const ProcessSeat& seat, const WorldOptions& options, const NcclBody& body) {
+inline std::string say(const ProcessSeat& seat, const WorldOptions& given, const NcclBody& body,
+                       const Adapt& adapt = {}) {
   try {
-    World world = World::nccl(seat, over_the_double(options, seat.rank));
+    WorldOptions options = over_the_double(given, seat.rank);
+    if (adapt) adapt(seat.rank, options);
+    World world = World::nccl(seat, options);
     std::string said;
     try {
       said = body(world);
@@ -43,7 +58,8 @@ inline std::string say(const ProcessSeat& seat, const WorldOptions& options, con
 }
 
 inline std::vector<std::string> nccl_threads(int ranks, const NcclBody& body,
-                                             const WorldOptions& options = {}) {
+                                             const WorldOptions& options = {},
+                                             const Adapt& adapt = {}) {
   const Gpus gpus(ranks);
   const int port = free_port();
   std::vector<std::string> said(static_cast<std::size_t>(ranks));
@@ -51,14 +67,14 @@ inline std::vector<std::string> nccl_threads(int ranks, const NcclBody& body,
   for (int rank = 0; rank < ranks; ++rank)
     threads.emplace_back([&, rank] {
       const ProcessSeat seat{.rank = rank, .size = ranks, .port = port, .init_timeout_seconds = 30};
-      said[static_cast<std::size_t>(rank)] = say(seat, options, body);
+      said[static_cast<std::size_t>(rank)] = say(seat, options, body, adapt);
     });
   threads.clear();
   return said;
 }
 
 inline std::vector<std::string> nccl_processes(
-    int ranks, const NcclBody& body, const WorldOptions& options = {},
+    int ranks, const NcclBody& body, const WorldOptions& options = {}, const Adapt& adapt = {},
     const std::function<void(std::span<const pid_t>)>& meanwhile = [](std::span<const pid_t>) {}) {
   const int port = free_port();
   const std::vector<Ended> all = run_forked(
@@ -67,7 +83,7 @@ inline std::vector<std::string> nccl_processes(
         const Gpus gpus(ranks);
         const ProcessSeat seat{
             .rank = rank, .size = ranks, .port = port, .init_timeout_seconds = 30};
-        return say(seat, options, body);
+        return say(seat, options, body, adapt);
       },
       meanwhile);
   std::vector<std::string> said;

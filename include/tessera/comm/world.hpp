@@ -143,7 +143,7 @@ class World : public RankGroup {
   // other large sums are NCCL's, see NcclOptions. Collective.
   // Throws: DeviceError as Device::cuda; CommError where NCCL or its module is absent, too old or
   // another version on some rank, two ranks share a GPU, or somebody has not come within
-  // init_timeout_seconds. After a failure the world is lost.
+  // init_timeout_seconds.
   static World nccl(const ProcessSeat& seat, const WorldOptions& options = {});
   // No peers (PyTorch: fake process group): gathered chunks of other ranks hold this rank's values
   // scrambled, reductions this rank's chunk times the number of ranks. With ExecutorKind::virtual_

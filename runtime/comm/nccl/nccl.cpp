@@ -51,9 +51,13 @@ class NcclBackend final : public World::Backend {
   void abandon(const std::string& reason) noexcept override { world_->fail(reason); }
   std::string reason() const override { return world_->reason(); }
 
-  void rejoin(DeviceContext&, std::span<double>) override {
-    throw CommError(concat("World::nccl: the world is lost: ", world_->reason(),
-                           "; start it again from the last checkpoint"));
+  // Its communicators are gone: each group gets a new one, of a new id.
+  void rejoin(DeviceContext& context, std::span<double> largest) override {
+    const std::lock_guard lock(mutex_);
+    for (const auto& group : groups_) group->forget();
+    world_->begin_attempt(largest);
+    static_cast<void>(context.acting_driver());
+    for (const auto& group : groups_) group->open(group == groups_[0] ? nullptr : groups_[0].get());
   }
 
   std::string leave() noexcept override {
@@ -84,14 +88,20 @@ class NcclBackend final : public World::Backend {
 
   // The watch thread's.
   void look() {
-    const std::unique_lock lock(mutex_, std::try_to_lock);
     std::string late;
-    if (lock.owns_lock())
+    if (const std::unique_lock lock(mutex_, std::try_to_lock); lock.owns_lock())
       for (const auto& group : groups_) {
         group->look();
         if (late.empty()) late = group->late();
       }
-    world_->look(late);
+    world_->look(late, [this] {
+      const std::unique_lock lock(mutex_, std::try_to_lock);
+      if (!lock.owns_lock()) return concat("rank ", world_->rank(), " makes a group or recovers");
+      std::string where;
+      for (const auto& group : groups_)
+        where += concat(where.empty() ? "" : ", ", group->position());
+      return where;
+    });
   }
 
   // The host's, behind each blocking call. Of an abort the device knows nothing.

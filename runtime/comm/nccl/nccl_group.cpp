@@ -51,14 +51,20 @@ std::string NcclGroup::late() const {
     FlightEntry call;
     if (recorder_.find(recorder_.running(static_cast<StreamId>(s)), call) && call.started_ns != 0 &&
         static_cast<double>(monotonic_ns() - call.started_ns) > timeout_s * 1e9)
-      return concat("call ", call.seq, ", ", call.to_string(), ", has taken ", timeout_s, " s on ",
-                    recorder_.position(world_.rank()));
+      return concat("call ", call.seq, ", ", call.to_string(), ", has taken ", timeout_s, " s; ",
+                    position());
   }
   return "";
 }
 
+std::string NcclGroup::position() const {
+  const std::string where = recorder_.position(world_.rank());
+  return seat_.group == kWorldGroup ? where : concat(where, " in '", seat_.group, "'");
+}
+
 void NcclGroup::forget() {
   for (const auto& role : roles_) role->forget();
+  recorder_.restart();
   allocations_ = 0;
 }
 

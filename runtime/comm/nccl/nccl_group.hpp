@@ -38,7 +38,8 @@ class NcclGroup final : public World::Backend::Group {
 
   NcclWorld& world() const noexcept { return world_; }
   void look() const;
-  std::string late() const;     // the call that has taken too long; empty for none
+  std::string late() const;  // the call that has taken too long; empty for none
+  std::string position() const;
   void forget();                // what the last attempt had under way
   std::string parting() const;  // as ProcessGroup's. Collective
 

@@ -19,6 +19,7 @@ using namespace std::chrono_literals;
 
 constexpr auto kAskEvery = 200ms;    // whether a peer has failed
 constexpr auto kAbortWithin = 2s;    // or the process ends
+constexpr auto kReasonWithin = 5s;   // once a peer has failed
 constexpr auto kExplainWithin = 1s;  // what NCCL only sees the consequence of
 
 std::string pack(std::span<const std::string> texts) {
@@ -68,10 +69,8 @@ void NcclWorld::agree(const std::string& uuid, const std::string& refused) {
     } catch (const CommError& absent) {
       error = absent.what();
     }
-  std::vector<int> all(static_cast<std::size_t>(size()));
-  std::iota(all.begin(), all.end(), 0);
   const std::string own[] = {error, nccl_version(library), library.file, uuid};
-  const std::vector<std::string> said = tell_all("hello", all, pack(own), init_timeout());
+  const std::vector<std::string> said = tell_all("hello", all_ranks(), pack(own), init_timeout());
   std::vector<std::vector<std::string>> ranks;
   for (const std::string& text : said) ranks.push_back(unpack(text));
   for (std::size_t r = 0; r < ranks.size(); ++r)
@@ -87,6 +86,12 @@ void NcclWorld::agree(const std::string& uuid, const std::string& refused) {
         throw CommError(concat("World::nccl: ranks ", before, " and ", r, " are both on ",
                                ranks[r][3], "; give each process a GPU of its own"));
   }
+}
+
+std::vector<int> NcclWorld::all_ranks() const {
+  std::vector<int> all(static_cast<std::size_t>(size()));
+  std::iota(all.begin(), all.end(), 0);
+  return all;
 }
 
 std::chrono::milliseconds NcclWorld::init_timeout() const {
@@ -206,45 +211,59 @@ void NcclWorld::expect_fine() const {
   if (has_failed()) throw CommError(reason());
 }
 
-// The first rank that fails says why for all.
-std::string NcclWorld::first_reason(const std::string& own) {
-  try {
-    if (store_->add(key("failures"), 1) == 1) {
-      store_->set(key("reason"), own);
-      return own;
+// The first rank that fails says why for all; of a call that is late, also where they are.
+std::string NcclWorld::first_reason(std::string own, bool asks_positions) try {
+  if (store_->add(key("failures"), 1) != 1) return store_->get(key("reason"), kReasonWithin);
+  const auto until = Clock::now() + kExplainWithin;
+  for (int r = 0; r < size() && asks_positions; ++r) {
+    if (r == rank()) continue;
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
+    try {
+      own += concat("; ", store_->get(concat(key("position"), ' ', r), std::max(left, 1ms)));
+    } catch (const CommError&) {
+      own += concat("; rank ", r, " says nothing");
     }
-    return store_->get(key("reason"), kExplainWithin);
-  } catch (const std::exception&) {  // rank 0, which serves it, may be who is gone
-    return own;
   }
+  store_->set(key("reason"), own);
+  return own;
+} catch (const std::exception&) {  // rank 0, which serves it, may be who is gone
+  return own;
 }
 
 void NcclWorld::fail(const std::string& why) {
-  if (!has_failed()) abort(first_reason(why));
+  if (!has_failed()) abort(first_reason(why, false));
 }
 
-bool NcclWorld::look(const std::string& late) {
-  if (has_failed()) return true;
+std::string NcclWorld::async_error() const {
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  bool is_busy = false;
+  if (lock.owns_lock())
+    for (const Comm* comm : comms_)
+      if (const char* const error = nccl_->poll(comm->native, &is_busy))
+        return concat("rank ", rank(), ": ", error);
+  return "";
+}
+
+void NcclWorld::look(const std::string& late, const std::function<std::string()>& position) {
+  if (has_failed()) return;
   std::string why;
   {
     const std::lock_guard lock(reason_mutex_);
     why = departed_;
   }
-  if (why.empty()) why = late;
-  if (!why.empty()) {
-    fail(why);
-    return true;
-  }
-  if (Clock::now() - asked_ < kAskEvery) return false;
+  if (why.empty()) why = async_error();
+  if (!why.empty()) return fail(why);
+  if (!late.empty()) return abort(first_reason(late, true));
+  if (Clock::now() - asked_ < kAskEvery) return;
   asked_ = Clock::now();
   try {
-    if (store_->add(key("failures"), 0) == 0) return false;
-    why = store_->get(key("reason"), kExplainWithin);
+    if (store_->add(key("failures"), 0) == 0) return;
+    store_->set(concat(key("position"), ' ', rank()), position());
+    why = store_->get(key("reason"), kReasonWithin);
   } catch (const std::exception& error) {
     why = error.what();
   }
   abort(why);
-  return true;
 }
 
 void NcclWorld::abort(const std::string& why) {
@@ -276,7 +295,20 @@ void NcclWorld::abandon() noexcept {
   abort_all();
 }
 
-void NcclWorld::begin_attempt() {
+void NcclWorld::begin_attempt(std::span<double> largest) {
+  {
+    const std::lock_guard lock(reason_mutex_);
+    if (!departed_.empty()) throw CommError(departed_);
+  }
+  const std::string_view own(reinterpret_cast<const char*>(largest.data()), largest.size_bytes());
+  const std::vector<std::string> all =
+      tell_all("rejoin", all_ranks(), std::string(own), init_timeout());
+  for (const std::string& told : all)
+    for (std::size_t i = 0; i < largest.size() && told.size() == own.size(); ++i) {
+      double number;
+      std::memcpy(&number, told.data() + i * sizeof number, sizeof number);
+      largest[i] = std::max(largest[i], number);
+    }
   const std::lock_guard lock(reason_mutex_);
   ++attempt_;
   reason_.clear();

@@ -11,6 +11,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -77,15 +78,16 @@ class NcclWorld {
   void expect_fine() const;  // Throws: CommError with the reason.
   // This rank fails, of itself: the first reason of all ranks becomes that of all.
   void fail(const std::string& reason);
-  // Of the watch thread. Whether a peer has failed, or is gone; then all is aborted on return.
-  bool look(const std::string& position);
+  // Of the watch thread: whether a peer has failed, or is gone, or a call of this rank is `late`;
+  // then all is aborted on return. `position` says where this rank is, for a peer's message.
+  void look(const std::string& late, const std::function<std::string()>& position);
   // Peers that wait for this rank at a meeting that it never comes to hear why.
   void last_words(const std::string& why) const { store_->last_words(why); }
-  // All are idle: the next attempt begins.
-  void begin_attempt();
+  // All ranks meet, idle, behind a failure that none of them ended with, and can make communicators
+  // anew. Each of `largest` becomes the largest of all ranks.  Throws: CommError where one has.
+  void begin_attempt(std::span<double> largest);
   void
   abandon() noexcept;  // communicators that are left: of a world that was never whole, or failed
-  int attempt() const noexcept { return attempt_; }
   void leaves() noexcept { is_leaving_ = true; }  // peers may leave from here on, too
 
  private:
@@ -103,17 +105,19 @@ class NcclWorld {
     const int exceptions_ = std::uncaught_exceptions();
   };
 
-  std::string key(std::string_view what) const { return concat(what, ' ', attempt_); }
+  std::vector<int> all_ranks() const;
+  std::string key(std::string_view what) const { return concat(what, ' ', attempt_.load()); }
   void agree(const std::string& uuid, const std::string& refused);
   void finish(Comm& comm, const char* what, bool is_first);
-  std::string first_reason(const std::string& own);
+  std::string first_reason(std::string own, bool asks_positions);
+  std::string async_error() const;  // empty for none
   void abort(const std::string& reason);
   void abort_all();  // with the lock
 
   const ProcessSeat seat_;
   const WorldOptions options_;
   const kernels::NcclDriver* nccl_ = nullptr;
-  int attempt_ = 1;
+  std::atomic<int> attempt_{1};
   mutable std::mutex mutex_;  // of NCCL's calls
   std::vector<Comm*> comms_;  // in the order of making
   std::atomic<bool> has_failed_{false}, is_leaving_{false};

@@ -1,0 +1,30 @@
+// Ranks that find no NCCL, or one of another version, over a double of it. Each is a process,
+// forked from one that has opened none.
+#include "tests/comm/nccl_worlds.hpp"
+#include "tests/support/catch.hpp"
+
+using namespace tessera;
+using namespace tessera::testing;
+using Catch::Matchers::Contains;
+
+TEST_CASE("nccl: ranks without NCCL, or with another version are named to all", "[comm]") {
+  const auto nothing = [](World&) { return std::string("came"); };
+  const auto no_library = nccl_processes(2, nothing, {}, [](int rank, WorldOptions& options) {
+    if (rank == 1) options.nccl.library = "/nowhere/libnccl.so.2";
+  });
+  for (const std::string& said : no_library)
+    CHECK_THAT(said, Contains("/nowhere/libnccl.so.2") && Contains("TESSERA_NCCL"));
+  CHECK_THAT(no_library[0], Contains("rank 1: "));
+  const auto set_version = [](int rank, WorldOptions&) {
+    const auto set = double_call<bool(const char*, long long)>("tessera_nccl_double_set");
+    set("version", rank == 1 ? 22705 : 22809);
+  };
+  for (const std::string& said : nccl_processes(2, nothing, {}, set_version))
+    CHECK_THAT(said, Contains("rank 0 has NCCL 2.28.9") && Contains("rank 1 has 2.27.5"));
+  const auto set_old = [](int, WorldOptions&) {
+    const auto set = double_call<bool(const char*, long long)>("tessera_nccl_double_set");
+    set("version", 22604);
+  };
+  for (const std::string& said : nccl_processes(2, nothing, {}, set_old))
+    CHECK_THAT(said, Contains("is NCCL 2.26.4, which is too old"));
+}
