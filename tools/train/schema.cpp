@@ -424,6 +424,11 @@ const std::vector<Key>& schema() {
           "comm.heartbeat_timeout_seconds",
           "a process of this host without life for so long ends the job; 0: never, for debuggers",
           {.range = between(0, 1 << 20)}),
+      key<&C::comm, &C::Comm::ordered_sums>(
+          "comm.ordered_sums",
+          "processes on GPUs add gradients in rank order, to the bits of threads; false: NCCL adds "
+          "those of f32",
+          {.only_if = kGpu}),
       key<&C::comm, &C::Comm::flight_record>(
           "comm.flight_record",
           "the last collectives, where one fails and on SIGUSR2; a "

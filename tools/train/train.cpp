@@ -49,7 +49,8 @@ WorldOptions world_options(const Config& config, const std::shared_ptr<RaceCheck
           .profiler_ranges = config.metrics.nvtx,
           .race_checker = checker,
           .timeout_seconds = static_cast<double>(config.comm.train_timeout_seconds),
-          .heartbeat_timeout_seconds = static_cast<double>(config.comm.heartbeat_timeout_seconds)};
+          .heartbeat_timeout_seconds = static_cast<double>(config.comm.heartbeat_timeout_seconds),
+          .nccl = {.ordered_sums = config.comm.ordered_sums}};
 }
 
 // The run of one rank.

@@ -46,7 +46,8 @@ DeviceChoice parse_device(std::string_view name);
 
 // The same for small programs: takes `--ranks N` and `--threads N`, 1 to 4096, and `--device NAME`
 // from the command line and leaves the rest alone. What is wrong is a line on stderr and exit code
-// 2. TESSERA_CUDA_MODULE names the driver module, where it is not near the program.
+// 2. TESSERA_CUDA_MODULE names the driver module, where it is not near the program, and
+// TESSERA_NCCL the file of NCCL, where it is not where World::nccl looks.
 int run(int argc, char** argv, const std::function<void(World&)>& body);
 
 }  // namespace tessera
