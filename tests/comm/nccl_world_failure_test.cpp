@@ -56,6 +56,7 @@ TEST_CASE("nccl: groups are made anew after a failure", "[comm]") {
   const std::vector<std::string> all = nccl_threads(4, [](World& world) {
     const std::vector<int> pair{world.rank() / 2 * 2, world.rank() / 2 * 2 + 1};
     const RankGroup& group = *world.split("pair", pair);
+    const auto memory = group.allocate_symmetric(4096);
     const double before = group.sum(world.rank());
     try {
       if (world.rank() == 3) throw std::runtime_error("no luck");
@@ -110,6 +111,33 @@ TEST_CASE("nccl: a call that a rank does not come to says who is where", "[comm]
     CHECK_THAT(said, Contains("call 2, 'max' on 'control'") && Contains("has taken 1 s") &&
                          Contains("rank 0 has submitted 2 calls") &&
                          Contains("rank 1 has submitted 1 call") && !Contains("wrong"));
+}
+
+// Timeouts are 100 s: what is told here is told by comparing.
+TEST_CASE("nccl: ranks that submit different calls are told apart as threads are, and go on",
+          "[comm]") {
+  for (int odd = 0; odd < 3; ++odd) {
+    const std::vector<std::string> all = nccl_threads(3, [odd](World& world) {
+      world.sum(1);
+      std::string heard;
+      double even = 1;
+      try {
+        if (world.rank() == odd)
+          world.barrier();
+        else
+          world.max(std::span(&even, 1), "even");
+        sum_for_ever(world);
+      } catch (const CommError& error) {
+        heard = error.what();
+      }
+      world.recover();
+      return heard + (world.sum(1) == 3 ? "" : "; the sum is wrong");
+    });
+    for (const std::string& said : all)
+      CHECK_THAT(said, Contains("call 2: rank 0 submitted ") && Contains("'even'") &&
+                           Contains("'barrier'") && Contains("the same collectives") &&
+                           !Contains("wrong"));
+  }
 }
 
 TEST_CASE("nccl: an error that NCCL tells later is every rank's", "[comm]") {

@@ -207,7 +207,7 @@ struct Config {
     std::int64_t train_timeout_seconds = static_cast<std::int64_t>(WorldOptions{}.timeout_seconds),
                  heartbeat_timeout_seconds =  // 0: never
                  static_cast<std::int64_t>(WorldOptions{}.heartbeat_timeout_seconds);
-    bool ordered_sums = false;
+    bool ordered_sums = false, windows = true;
     std::string flight_record = "flight_record.json";
   } comm;
 

@@ -429,6 +429,11 @@ const std::vector<Key>& schema() {
           "processes on GPUs add gradients in rank order, to the bits of threads; false: NCCL adds "
           "those of f32",
           {.only_if = kGpu}),
+      key<&C::comm, &C::Comm::windows>("comm.windows",
+                                       "NCCL allocates what processes on GPUs exchange, and moves "
+                                       "it without a copy; false: not, "
+                                       "where a machine hangs",
+                                       {.only_if = kGpu}),
       key<&C::comm, &C::Comm::flight_record>(
           "comm.flight_record",
           "the last collectives, where one fails and on SIGUSR2; a "
