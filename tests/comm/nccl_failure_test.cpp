@@ -1,6 +1,8 @@
 // The double of NCCL while things go wrong or take their time: polls, faults, aborts, graphs, ranks
 // that are processes.
 #include <csignal>
+#include <cstdlib>
+#include <filesystem>
 
 #include "tests/comm/nccl_ranks.hpp"
 #include "tests/support/forked.hpp"
@@ -50,6 +52,23 @@ TEST_CASE("a communicator that does not block does its work at the poll that it 
         expect(me.settled() == ncclSuccess, "finalized");
       },
       polled());
+}
+
+TEST_CASE("settings come from the environment") {
+  if (std::getenv("TESSERA_NCCL_DOUBLE")) {  // in the process that the other part starts
+    int version = 0;
+    CHECK(ncclGetVersion(&version) == ncclSuccess);
+    CHECK(version == 22705);
+    Rank me(0, 1, fresh_id());
+    float value = 1;
+    CHECK(sum(me, &value) == ncclSuccess);
+    CHECK(me.failure() == "an asynchronous error that a test asked for");
+    return me.abort();
+  }
+  const std::string program = std::filesystem::read_symlink("/proc/self/exe");
+  CHECK(std::system(("TESSERA_NCCL_DOUBLE=version=22705,break=0:0:6 " + program +
+                     " 'settings come from the environment' > /dev/null")
+                        .c_str()) == 0);
 }
 
 TEST_CASE("a call that a test refuses fails once") {
@@ -145,6 +164,22 @@ TEST_CASE("an abort waits until its peers' kernels have ended", "[threads]") {
     }
   });
   tessera_nccl_double_break(0, -1, ncclSuccess);
+}
+
+TEST_CASE("an abort by another thread ends a call that waits for peers", "[threads]") {
+  on_threads(2, [](Rank& me) {
+    if (me.rank == 1) return me.abort();
+    const ncclComm_t comm = me.comm;
+    std::thread aborts([comm] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      expect(ncclCommAbort(comm) == ncclSuccess, "abort");
+    });
+    ncclComm_t child = nullptr;
+    expect(ncclCommSplit(comm, 0, 0, &child, nullptr) == ncclInvalidUsage && says("meanwhile"),
+           "a split that rank 1 never comes to");
+    aborts.join();
+    me.comm = nullptr;
+  });
 }
 
 TEST_CASE("a captured kernel runs at each launch, and holds its communicator", "[threads]") {

@@ -94,8 +94,7 @@ ncclResult_t init(ncclComm_t* out, int ranks, const ncclUniqueId& id, int rank,
   *out = add(comm);
   return submit(comm, [comm, out] {
     const ncclResult_t result = wait_for_peers(*comm);
-    if (comm->is_aborted || !comm->blocks || result == ncclSuccess || result == ncclInProgress)
-      return result;
+    if (!comm->blocks || result == ncclSuccess || result == ncclInProgress) return result;
     remove(comm->handle);
     *out = nullptr;
     return result;
@@ -298,6 +297,7 @@ ncclResult_t ncclCommAbort(ncclComm_t handle) {
   }
   comm->turned.notify_all();
   comm->slot().presence = Presence::aborted;
+  comm->board->drop_name();
   comm->board->ring();
   // Its memory goes back to the GPU, which waits for all that is queued there.
   return submit(
