@@ -38,6 +38,10 @@ struct Calls {
   decltype(&::ncclCommFinalize) CommFinalize;
   decltype(&::ncclCommDestroy) CommDestroy;
   decltype(&::ncclCommAbort) CommAbort;
+  decltype(&::ncclMemAlloc) MemAlloc;
+  decltype(&::ncclMemFree) MemFree;
+  decltype(&::ncclCommWindowRegister) CommWindowRegister;
+  decltype(&::ncclCommWindowDeregister) CommWindowDeregister;
   decltype(&::ncclGroupStart) GroupStart;
   decltype(&::ncclGroupEnd) GroupEnd;
   decltype(&::ncclAllGather) AllGather;
@@ -110,6 +114,10 @@ NcclError find_calls(void* handle, const char* file) {
   find(g_nccl.CommFinalize, "ncclCommFinalize");
   find(g_nccl.CommDestroy, "ncclCommDestroy");
   find(g_nccl.CommAbort, "ncclCommAbort");
+  find(g_nccl.MemAlloc, "ncclMemAlloc");
+  find(g_nccl.MemFree, "ncclMemFree");
+  find(g_nccl.CommWindowRegister, "ncclCommWindowRegister");
+  find(g_nccl.CommWindowDeregister, "ncclCommWindowDeregister");
   find(g_nccl.GroupStart, "ncclGroupStart");
   find(g_nccl.GroupEnd, "ncclGroupEnd");
   find(g_nccl.AllGather, "ncclAllGather");
@@ -216,6 +224,26 @@ NcclError abort(void* const* comms, std::int32_t count) {
   return error ? error : ended;
 }
 
+// --- memory
+
+NcclError allocate(std::int64_t bytes, void** data) {
+  return said("ncclMemAlloc", g_nccl.MemAlloc(data, size_of(bytes)));
+}
+NcclError release(void* data) { return said("ncclMemFree", g_nccl.MemFree(data)); }
+NcclError make_window(void* comm, void* data, std::int64_t bytes, void** window) {
+  static_assert(sizeof(ncclWindow_t) == sizeof(void*));
+  return said(
+      "ncclCommWindowRegister",
+      g_nccl.CommWindowRegister(comm_of(comm), data, size_of(bytes),
+                                reinterpret_cast<ncclWindow_t*>(window), NCCL_WIN_COLL_SYMMETRIC),
+      comm_of(comm));
+}
+NcclError end_window(void* comm, void* window) {
+  return said("ncclCommWindowDeregister",
+              g_nccl.CommWindowDeregister(comm_of(comm), static_cast<ncclWindow_t>(window)),
+              comm_of(comm));
+}
+
 // --- queued
 
 NcclError begin() { return said("ncclGroupStart", g_nccl.GroupStart()); }
@@ -274,6 +302,10 @@ constinit const NcclDriver kDriver = {.version = kNcclDriverVersion,
                                       .finalize = finalize,
                                       .destroy = destroy,
                                       .abort = abort,
+                                      .allocate = allocate,
+                                      .release = release,
+                                      .make_window = make_window,
+                                      .end_window = end_window,
                                       .begin = begin,
                                       .end = end,
                                       .all_gather = all_gather,

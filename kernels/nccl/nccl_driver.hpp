@@ -56,6 +56,14 @@ struct NcclDriver {
   // Instead of them: ends what is under way on the device, of all at once. They are gone.
   NcclError (*abort)(void* const* comms, std::int32_t count);
 
+  // --- memory that NCCL can move without a copy of its own, on the calling thread's device, where
+  // it is a window of the communicator. All ranks of `comm` make their windows in one order;
+  // *window is there once `comm` is not busy any more, and null where NCCL has no use for one.
+  NcclError (*allocate)(std::int64_t bytes, void** data);
+  NcclError (*release)(void* data);
+  NcclError (*make_window)(void* comm, void* data, std::int64_t bytes, void** window);
+  NcclError (*end_window)(void* comm, void* window);
+
   // --- queued on a stream, between `begin` and `end`, in any order; after `end` each communicator
   // is busy until all of it is queued
   NcclError (*begin)();

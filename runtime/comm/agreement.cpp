@@ -53,6 +53,11 @@ std::string remedies(const Call& a, int rank_a, const Call& b, int rank_b) {
       backward_remedy(a.progress.backward_of, b.progress.backward_of));
 }
 
+std::string describe(const FlightEntry& a, int rank_a, const FlightEntry& b, int rank_b) {
+  return concat("call ", a.seq, ": rank ", rank_a, " submitted ", a.to_string(), ", but rank ",
+                rank_b, " submitted ", b.to_string(), remedies(a, rank_a, b, rank_b));
+}
+
 int first_difference(const Published& a, const Published& b) {
   const int common = std::min({a.n_items, b.n_items, kShownItems});
   for (int i = 0; i < common; ++i)
@@ -102,10 +107,15 @@ void publish(Published& out, const GroupCall& call, std::uint64_t send_layout_ha
 std::string describe_difference(const FlightRecorder& a, int rank_a, const FlightRecorder& b,
                                 int rank_b) {
   FlightEntry in_a, in_b;
-  if (!first_difference(a, b, in_a, in_b)) return "";
-  return concat("call ", in_a.seq, ": rank ", rank_a, " submitted ", in_a.to_string(),
-                ", but rank ", rank_b, " submitted ", in_b.to_string(),
-                remedies(in_a, rank_a, in_b, rank_b));
+  return first_difference(a, b, in_a, in_b) ? describe(in_a, rank_a, in_b, rank_b) : "";
+}
+
+std::string describe_difference(const FlightRecorder& a, int rank_a, std::span<const FlightEntry> b,
+                                int rank_b) {
+  for (const FlightEntry& in_b : b)
+    if (FlightEntry in_a; a.find(in_b.seq, in_a) && in_a.fingerprint != in_b.fingerprint)
+      return describe(in_a, rank_a, in_b, rank_b);
+  return "";
 }
 
 void check_agreement(std::span<const Published* const> ranks, std::span<const int> names,

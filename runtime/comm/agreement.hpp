@@ -94,6 +94,10 @@ std::string backward_remedy(std::uint64_t backward_of, std::uint64_t other = 0);
 std::string describe_difference(const FlightRecorder& a, int rank_a, const FlightRecorder& b,
                                 int rank_b);
 
+// The same, where of `b` only these calls have come, oldest first.
+std::string describe_difference(const FlightRecorder& a, int rank_a, std::span<const FlightEntry> b,
+                                int rank_b);
+
 // What is wrong where ranks of a group have made other numbers of steps; empty for nothing.
 std::string describe_steps(std::string_view group, std::uint64_t steps, std::uint64_t other);
 

@@ -44,7 +44,8 @@ ProcessSeat process_seat(const LaunchEnvironment& environment, const Environment
             .size = environment.world_size,
             .host = environment.store_host,
             .port = environment.store_port,
-            .run_id = environment.run_id};
+            .run_id = environment.run_id,
+            .local_rank = environment.local_rank};
   if (environment.local_size > 0 && environment.local_size < environment.world_size)
     throw DataError(concat(name(environment.launcher), " has started ", environment.local_size,
                            " of ", environment.world_size,
@@ -53,6 +54,7 @@ ProcessSeat process_seat(const LaunchEnvironment& environment, const Environment
                            environment.world_size,
                            " PROGRAM with a build that has MPI, or run all ranks on one machine"));
   ProcessSeat seat{.rank = environment.rank, .size = environment.world_size};
+  seat.local_rank = environment.local_rank;
   seat.run_id = run_id(environment, lookup);
   seat.port = kFirstPort + static_cast<int>(fnv1a(seat.run_id) % kPorts);
   return seat;

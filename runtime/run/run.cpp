@@ -53,6 +53,22 @@ bool goes_by_mpi(const LaunchEnvironment& environment, const WorldOptions& optio
          (World::has_mpi() && (is_mpirun || is_apart));
 }
 
+// A GPU for each process of the launcher.
+World nccl_world(const LaunchEnvironment& environment, WorldOptions options) {
+  if (environment.world_size == 0)
+    throw DataError(concat("--device=cuda: ", name(environment.launcher),
+                           " does not tell how many processes it started; use torchrun, srun or "
+                           "mpirun"));
+  if (environment.store_port == 0 && environment.local_size != environment.world_size)
+    throw DataError(concat("--device=cuda: ", name(environment.launcher),
+                           " gives no address at which ranks of several machines meet; use "
+                           "torchrun or srun, or set TESSERA_RANK, TESSERA_WORLD_SIZE and "
+                           "TESSERA_STORE=HOST:PORT in each process"));
+  if (const char* file = lookup("TESSERA_NCCL"); file && options.nccl.library.empty())
+    options.nccl.library = file;
+  return World::nccl(process_seat(environment, lookup), options);
+}
+
 void run_in(World& world, const std::function<void(World&)>& body) {
   try {
     body(world);
@@ -76,10 +92,10 @@ void run_ranks(const LaunchEnvironment& environment, std::optional<int> ranks,
                const WorldOptions& options, const std::function<void(World&)>& body) {
   const int threads = job_size(environment, ranks);
   if (environment.several_processes()) {
-    if (options.device.kind != DeviceKind::cpu)
-      throw DataError(
-          "--device=cuda: several processes can't share their GPUs' memory yet; use --ranks N in "
-          "one process, or --device=cpu");
+    if (options.device.kind != DeviceKind::cpu) {
+      World world = nccl_world(environment, options);
+      return run_in(world, body);
+    }
     if (!goes_by_mpi(environment, options)) {
       World world = World::processes(process_seat(environment, lookup), options);
       return run_in(world, body);

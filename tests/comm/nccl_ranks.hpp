@@ -47,6 +47,13 @@ inline void expect(bool holds, const std::string& what) {
   CHECK(holds);
 }
 
+// That of a communicator that does not block.
+inline ncclConfig_t polled() {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  return config;
+}
+
 inline ncclUniqueId fresh_id() {
   ncclUniqueId id;
   REQUIRE(ncclGetUniqueId(&id) == ncclSuccess);

@@ -433,6 +433,16 @@ const std::vector<Key>& schema() {
           "comm.init_timeout_seconds",
           "processes that do not find each other for so long end, and list who never came",
           {.range = between(1, 1 << 20)}),
+      key<&C::comm, &C::Comm::ordered_sums>(
+          "comm.ordered_sums",
+          "processes on GPUs add gradients in rank order, to the bits of threads; false: NCCL adds "
+          "those of f32",
+          {.only_if = kGpu}),
+      key<&C::comm, &C::Comm::windows>("comm.windows",
+                                       "NCCL allocates what processes on GPUs exchange, and moves "
+                                       "it without a copy; false: not, "
+                                       "where a machine hangs",
+                                       {.only_if = kGpu}),
       key<&C::comm, &C::Comm::flight_record>(
           "comm.flight_record",
           "write the last collectives here where one fails, and on SIGUSR2; one file a rank, with "

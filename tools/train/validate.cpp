@@ -150,7 +150,7 @@ void check_schedule(const Config& config) {
   }
 }
 
-void check_device(const Config& config, int world_size) {
+void check_device(const Config& config) {
   const Config::Flags& flags = config.flags;
   if (device_choice(config).kind == DeviceKind::cpu) return;
   if (flags.threads) {
@@ -160,16 +160,11 @@ void check_device(const Config& config, int world_size) {
   if (config.given.contains("debug.executor")) {
     fail("debug.executor: has no meaning with --device=", flags.device, "; leave it out");
   }
-  if (world_size != 1 && !flags.ranks && !flags.emulate && !flags.dry_run) {
-    fail("--device=", flags.device,
-         ": several processes can't share their GPUs' memory yet; use --ranks N in one process, or "
-         "--device=cpu");
-  }
 }
 
 void check_run(const Config& config, int world_size) {
   const Config::Flags& flags = config.flags;
-  check_device(config, world_size);
+  check_device(config);
   if (flags.ranks && *flags.ranks > kMaxThreadRanks && !flags.dry_run) {
     fail("--ranks=", *flags.ranks, ": more than ", kMaxThreadRanks,
          " ranks do not run as threads; use several processes, or --dry-run to plan");

@@ -47,7 +47,8 @@ DeviceChoice parse_device(std::string_view name);
 
 // Runs a small program: it takes `--ranks N` and `--threads N`, 1 to 4096, and `--device NAME` from
 // the command line, and leaves the rest alone. A wrong value is a line on stderr and exit code 2.
-// TESSERA_CUDA_MODULE names the driver module, if it is not near the program.
+// TESSERA_CUDA_MODULE names the driver module, if it is not near the program. TESSERA_NCCL names
+// the file of NCCL, if it is not where World::nccl looks.
 int run(int argc, char** argv, const std::function<void(World&)>& body);
 
 }  // namespace tessera

@@ -1,5 +1,7 @@
 // World::nccl: one process for each GPU, and NCCL between them.
 #include <algorithm>
+#include <chrono>
+#include <thread>
 #include <utility>
 
 #include "kernels/kernel_table.hpp"
@@ -13,6 +15,8 @@
 namespace tessera {
 namespace comm {
 namespace {
+
+constexpr std::chrono::milliseconds kCompareEvery{400}, kCompareFor{1200};
 
 class NcclBackend final : public World::Backend {
  public:
@@ -68,6 +72,7 @@ class NcclBackend final : public World::Backend {
         for (const auto& group : groups_)
           if (const std::string parted = group->parting(); why.empty()) why = parted;
         stop();
+        for (const auto& group : groups_) group->leave();
         world_->free_all();
         return why;
       }
@@ -75,6 +80,7 @@ class NcclBackend final : public World::Backend {
       why = concat("rank ", world_->rank(), " ends without its peers: ", error.what());
     }
     stop();
+    for (const auto& group : groups_) group->leave();
     world_->abandon();
     world_->last_words(why);
     return why;
@@ -89,11 +95,13 @@ class NcclBackend final : public World::Backend {
   // The watch thread's.
   void look() {
     std::string late;
-    if (const std::unique_lock lock(mutex_, std::try_to_lock); lock.owns_lock())
+    if (const std::unique_lock lock(mutex_, std::try_to_lock); lock.owns_lock()) {
       for (const auto& group : groups_) {
         group->look();
         if (late.empty()) late = group->late();
       }
+      if (const std::string parted = difference(); !parted.empty()) return world_->fail(parted);
+    }
     world_->look(late, [this] {
       const std::unique_lock lock(mutex_, std::try_to_lock);
       if (!lock.owns_lock()) return concat("rank ", world_->rank(), " makes a group or recovers");
@@ -102,6 +110,33 @@ class NcclBackend final : public World::Backend {
         where += concat(where.empty() ? "" : ", ", group->position());
       return where;
     });
+  }
+
+  // Ranks that submit different calls never meet, or NCCL says that something is wrong: it is
+  // looked for at once then. Empty where nothing is found.
+  std::string difference() try {
+    const auto now = std::chrono::steady_clock::now();
+    if (world_->has_failed()) return "";
+    const bool is_wrong = !world_->async_error().empty();
+    if (!is_wrong && now - compared_ < kCompareEvery) return "";
+    compared_ = now;
+    std::string parted = compare();
+    while (is_wrong && parted.empty() && world_->add("failures", 0) == 0 &&
+           std::chrono::steady_clock::now() - now < kCompareFor) {
+      std::this_thread::sleep_for(kCompareEvery / 8);
+      parted = compare();
+    }
+    return parted;
+  } catch (const CommError&) {  // of the store, which tells it itself
+    return "";
+  }
+  std::string compare() {
+    const bool is_asked = world_->add("asked", 0) > 0;
+    for (const auto& group : groups_) {
+      if (is_asked) group->show();
+      if (const std::string parted = group->compare(); !parted.empty()) return parted;
+    }
+    return "";
   }
 
   // The host's, behind each blocking call. Of an abort the device knows nothing.
@@ -114,6 +149,7 @@ class NcclBackend final : public World::Backend {
   }
 
   std::unique_ptr<NcclWorld> world_;
+  std::chrono::steady_clock::time_point compared_{};
   DeviceContext* context_ = nullptr;
   PlainArena arena_;
   std::mutex mutex_;                                // of groups_, for the watch thread

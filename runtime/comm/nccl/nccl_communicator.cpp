@@ -211,7 +211,11 @@ class NcclCommunicator final : public Communicator {
 
     void call(const Call& c) { calls_.push_back(c); }
 
+    // What all ranks call comes first, so that groups begin alike on all of them.
     void flush() {
+      std::stable_partition(calls_.begin(), calls_.end(), [](const Call& c) {
+        return c.kind != Call::send && c.kind != Call::recv;
+      });
       if (!calls_.empty())
         self_.world_.group(self_.role_.comm, call_.name, self_.is_first_, [this] {
           for (const Call& c : calls_) self_.world_.check(queue(c));

@@ -1,11 +1,17 @@
 #include "runtime/comm/nccl/nccl_group.hpp"
 
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <sstream>
+
 #include "runtime/comm/agreement.hpp"
 #include "tessera/device/device_context.hpp"
 
 namespace tessera::comm {
 namespace {
 
+constexpr std::uint64_t kShown = 500;             // calls, to a peer
 constexpr std::chrono::hours kForEver{24 * 365};  // a lost rank ends it earlier
 
 }  // namespace
@@ -20,6 +26,24 @@ void NcclGroup::open(NcclGroup* whole) {
 // One block of threads is enough for `control`, whose calls are small.
 void NcclGroup::open(NcclRole& role, bool is_control) {
   world_.split(base_, 0, seat_.rank, is_control ? 1 : 0, role.comm);
+  role.has_windows = !is_control && world_.options().nccl.windows;
+  if (role.has_windows) make_windows(role);
+}
+
+// Of the memory that all ranks have: a failure may have come between their allocations, or between
+// their letting go of it.
+void NcclGroup::make_windows(NcclRole& role) {
+  std::string own;
+  for_each_memory([&](const NcclMemory& memory) { own += concat(memory.number(), ' '); });
+  std::map<std::int64_t, std::size_t> ranks_that_have;
+  for (const std::string& told :
+       tell_all(concat("windows on ", name(role.stream())), own, world_.init_timeout())) {
+    std::istringstream numbers(told);
+    for (std::int64_t number; numbers >> number;) ++ranks_that_have[number];
+  }
+  for_each_memory([&](NcclMemory& memory) {
+    if (ranks_that_have[memory.number()] == seat_.ranks.size()) memory.make_window(role.comm);
+  });
 }
 
 std::unique_ptr<Communicator> NcclGroup::make(DeviceContext& context, const GroupSeat& seat,
@@ -38,7 +62,14 @@ std::shared_ptr<SymmetricMemory> NcclGroup::allocate(DeviceContext& context, std
     TESSERA_EXPECT(std::stoll(all[r]) == std::stoll(all[0]), "allocate_symmetric: in call ", call,
                    " rank ", seat_.ranks[0], " asks for bytes: ", all[0], ", rank ", seat_.ranks[r],
                    " for ", all[r], "; every rank must ask for the same");
-  return arena_.allocate(context, bytes);
+  if (!world_.options().nccl.windows || seat_.size() == 1) return arena_.allocate(context, bytes);
+  const auto memory = std::make_shared<NcclMemory>(world_, context, bytes,
+                                                   std::int64_t{world_.attempt()} << 32 | call);
+  std::erase_if(memories_, [](const auto& held) { return held.expired(); });
+  memories_.push_back(memory);
+  for (const auto& role : roles_)
+    if (role->has_windows && role->comm.native) memory->make_window(role->comm);
+  return memory;
 }
 
 void NcclGroup::look() const {
@@ -62,10 +93,71 @@ std::string NcclGroup::position() const {
   return seat_.group == kWorldGroup ? where : concat(where, " in '", seat_.group, "'");
 }
 
+namespace {
+
+std::int64_t shown(std::uint64_t seq, std::uint64_t fingerprint) {
+  return static_cast<std::int64_t>((seq & 0x7fffffff) << 32 | (fingerprint & 0xffffffff));
+}
+
+}  // namespace
+
+// A counter of the store is what can be read without waiting.
+std::string NcclGroup::compare() {
+  if (seat_.size() < 2) return "";
+  const auto key = [&](int rank) { return concat("calls of group ", number_, " from ", rank); };
+  if (seat_.rank != 0) {
+    const std::uint64_t last = recorder_.last_submitted();
+    const std::int64_t now = shown(last, recorder_.fingerprint_after(last));
+    if (now != told_)
+      world_.add(key(seat_.ranks[static_cast<std::size_t>(seat_.rank)]), now - told_);
+    told_ = now;
+    return "";
+  }
+  heard_.resize(seat_.ranks.size());
+  for (std::size_t r = 1; r < heard_.size(); ++r) {
+    const auto seq = [&] { return static_cast<std::uint64_t>(heard_[r]) >> 32; };
+    // What is ahead of this rank is compared once it is there.
+    if (seq() <= recorder_.last_submitted()) heard_[r] = world_.add(key(seat_.ranks[r]), 0);
+    const std::uint64_t own = recorder_.fingerprint_after(seq());
+    if (seq() == 0 || own == 0 || shown(seq(), own) == heard_[r]) continue;
+    return difference(seat_.ranks[r]);
+  }
+  return "";
+}
+
+std::string NcclGroup::difference(int rank) {
+  std::vector<FlightEntry> calls;
+  const std::string bytes = world_.ask(concat("calls of group ", number_, " in full from ", rank));
+  calls.resize(bytes.size() / sizeof(FlightEntry));
+  std::memcpy(static_cast<void*>(calls.data()), bytes.data(), calls.size() * sizeof(FlightEntry));
+  const std::string why = describe_difference(recorder_, seat_.ranks[0], calls, rank);
+  if (!why.empty()) return why;
+  return concat("ranks ", seat_.ranks[0], " and ", rank, " have submitted other calls in '",
+                seat_.group, "'; every rank must submit the same collectives in the same order");
+}
+
+void NcclGroup::show() const {
+  if (seat_.size() < 2 || seat_.rank == 0) return;
+  const int own = seat_.ranks[static_cast<std::size_t>(seat_.rank)];
+  std::string bytes;
+  FlightEntry call;
+  const std::uint64_t last = recorder_.last_submitted();
+  for (std::uint64_t n = last > kShown ? last - kShown : 0; n <= last; ++n)
+    if (recorder_.find(n, call)) bytes.append(reinterpret_cast<const char*>(&call), sizeof call);
+  world_.answer(concat("calls of group ", number_, " in full from ", own), bytes);
+}
+
 void NcclGroup::forget() {
   for (const auto& role : roles_) role->forget();
+  for_each_memory([](NcclMemory& memory) { memory.forget_windows(); });
   recorder_.restart();
   allocations_ = 0;
+  told_ = 0;
+  heard_.clear();
+}
+
+void NcclGroup::leave() noexcept {
+  for_each_memory([](NcclMemory& memory) { memory.leave(); });
 }
 
 std::string NcclGroup::parting() const {

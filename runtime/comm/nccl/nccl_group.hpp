@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "runtime/comm/nccl/nccl_memory.hpp"
 #include "runtime/comm/nccl/nccl_role.hpp"
 #include "runtime/comm/nccl/nccl_world.hpp"
 #include "runtime/comm/plain_memory.hpp"
@@ -40,10 +41,22 @@ class NcclGroup final : public World::Backend::Group {
   void look() const;
   std::string late() const;  // the call that has taken too long; empty for none
   std::string position() const;
+  // Of the watch thread: each rank tells how far it has come, and the first one compares. What is
+  // wrong, where two differ; empty for nothing.
+  std::string compare();
+  void show() const;            // the last calls, to a peer that differs
   void forget();                // what the last attempt had under way
   std::string parting() const;  // as ProcessGroup's. Collective
+  void leave() noexcept;        // the world ends, before its communicators
 
  private:
+  template <class F>
+  void for_each_memory(const F& f) {
+    for (const auto& held : memories_)
+      if (const auto memory = held.lock()) f(*memory);
+  }
+  void make_windows(NcclRole& role);
+  std::string difference(int rank);
   // Told to each other as `what`, by all ranks of the group.
   std::vector<std::string> tell_all(std::string_view what, const std::string& own,
                                     std::chrono::milliseconds timeout) const {
@@ -57,7 +70,11 @@ class NcclGroup final : public World::Backend::Group {
   NcclWorld::Comm base_;
   FlightRecorder recorder_;
   std::vector<std::unique_ptr<NcclRole>> roles_;
-  int allocations_ = 0;  // of this attempt
+  std::vector<std::weak_ptr<NcclMemory>> memories_;  // in the order of allocation
+  int allocations_ = 0;                              // of this attempt
+  // The last call that is told, or of each rank known, and its fingerprint: 32 bits each.
+  std::int64_t told_ = 0;
+  std::vector<std::int64_t> heard_;
 };
 
 // The communicator over `role`, which `group` holds.

@@ -23,7 +23,10 @@ class NcclRole {
   NcclRole(const NcclRole&) = delete;
   NcclRole& operator=(const NcclRole&) = delete;
 
+  StreamId stream() const noexcept { return stream_; }
+
   NcclWorld::Comm comm;
+  bool has_windows = false;  // over the group's symmetric memory
 
   void begin(std::uint64_t seq, void* native_stream);
   void end(void* native_stream);

@@ -115,6 +115,21 @@ std::vector<std::string> NcclWorld::tell_all(const std::string& what, std::span<
   return all;
 }
 
+std::int64_t NcclWorld::add(const std::string& counter, std::int64_t n) const {
+  return store_->add(key(counter), n);
+}
+
+std::string NcclWorld::ask(const std::string& what) const try {
+  store_->add(key("asked"), 1);
+  return store_->get(key(what), kExplainWithin);
+} catch (const CommError&) {
+  return "";
+}
+
+void NcclWorld::answer(const std::string& what, const std::string& answer) const {
+  store_->set(key(what), answer);
+}
+
 // ---- Native communicators
 
 NcclWorld::Group::~Group() noexcept(false) {
@@ -161,6 +176,21 @@ void NcclWorld::split(Comm& parent, int color, int part_key, int blocks, Comm& m
   finish(made, "ncclCommSplit", true);
 }
 
+void NcclWorld::make_window(Comm& comm, void* data, std::int64_t bytes, void** window) {
+  {
+    const std::lock_guard lock(mutex_);
+    expect_fine();
+    check(nccl_->make_window(comm.native, data, bytes, window));
+  }
+  finish(comm, "ncclCommWindowRegister", true);
+}
+
+void NcclWorld::end_window(const Comm& comm, void* window) noexcept {
+  const std::lock_guard lock(mutex_);
+  const char* const error = comm.native ? nccl_->end_window(comm.native, window) : nullptr;
+  if (error) log(LogLevel::warning, concat("World::nccl: rank ", rank(), ": ", error));
+}
+
 void NcclWorld::finish(Comm& comm, const char* what, bool is_first) {
   const double patience = is_first ? options_.init_timeout_seconds : options_.timeout_seconds;
   const auto start = Clock::now();
@@ -180,7 +210,7 @@ void NcclWorld::finish(Comm& comm, const char* what, bool is_first) {
     else
       std::this_thread::sleep_for(200us);
   }
-  for (const auto until = Clock::now() + kExplainWithin; Clock::now() < until;) {
+  for (const auto until = Clock::now() + kReasonWithin; Clock::now() < until;) {
     expect_fine();  // the watch thread knows better
     std::this_thread::sleep_for(10ms);
   }

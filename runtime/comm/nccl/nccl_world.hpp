@@ -48,6 +48,12 @@ class NcclWorld {
                                     std::chrono::milliseconds timeout) const;
   std::chrono::milliseconds init_timeout() const;
 
+  // Of this attempt: a counter; what a peer answers once it looks ("asked" counts the questions),
+  // empty where it does not; and such an answer.
+  std::int64_t add(const std::string& counter, std::int64_t n) const;
+  std::string ask(const std::string& what) const;
+  void answer(const std::string& what, const std::string& answer) const;
+
   // --- native communicators, which `abort` takes away: null then.
   struct Comm {
     void* native = nullptr;
@@ -69,13 +75,17 @@ class NcclWorld {
   }
   // Inside of `group`.
   void check(kernels::NcclError error) const;
+  // See NcclDriver::make_window; *window stays where it is. Collective over `comm`.
+  void make_window(Comm& comm, void* data, std::int64_t bytes, void** window);
+  void end_window(const Comm& comm, void* window) noexcept;
   // In order, all ranks are here, and nothing is queued.
   void free_all();
 
   // --- failure
   bool has_failed() const noexcept { return has_failed_.load(std::memory_order_acquire); }
   std::string reason() const;
-  void expect_fine() const;  // Throws: CommError with the reason.
+  void expect_fine() const;         // Throws: CommError with the reason.
+  std::string async_error() const;  // what NCCL has noticed of itself; empty for nothing
   // This rank fails, of itself: the first reason of all ranks becomes that of all.
   void fail(const std::string& reason);
   // Of the watch thread: whether a peer has failed, or is gone, or a call of this rank is `late`;
@@ -86,6 +96,7 @@ class NcclWorld {
   // All ranks meet, idle, behind a failure that none of them ended with, and can make communicators
   // anew. Each of `largest` becomes the largest of all ranks.  Throws: CommError where one has.
   void begin_attempt(std::span<double> largest);
+  int attempt() const noexcept { return attempt_; }  // the same on all ranks
   void
   abandon() noexcept;  // communicators that are left: of a world that was never whole, or failed
   void leaves() noexcept { is_leaving_ = true; }  // peers may leave from here on, too
@@ -110,7 +121,6 @@ class NcclWorld {
   void agree(const std::string& uuid, const std::string& refused);
   void finish(Comm& comm, const char* what, bool is_first);
   std::string first_reason(std::string own, bool asks_positions);
-  std::string async_error() const;  // empty for none
   void abort(const std::string& reason);
   void abort_all();  // with the lock
 

@@ -70,7 +70,7 @@ Board::Board(const std::string& name) : name_("/" + name) {
 }
 
 Board::~Board() {
-  if (has_name_) shm_unlink(name_.c_str());
+  drop_name();
   if (head_) munmap(static_cast<void*>(head_), kBytes);
   if (file_ >= 0) close(file_);
 }
@@ -84,12 +84,13 @@ bool Board::take_seat(int rank, int device, int ranks) {
   struct flock lock = lock_of(rank, F_WRLCK);
   fcntl(file_, F_OFD_SETLK, &lock);
   mine.presence = Presence::here;
-  if (head_->came.fetch_add(1) + 1 == static_cast<std::uint32_t>(ranks)) {
-    shm_unlink(name_.c_str());
-    has_name_ = false;
-  }
+  if (head_->came.fetch_add(1) + 1 == static_cast<std::uint32_t>(ranks)) drop_name();
   ring();
   return true;
+}
+
+void Board::drop_name() {
+  if (has_name_.exchange(false)) shm_unlink(name_.c_str());
 }
 
 bool Board::is_dead(int rank) {

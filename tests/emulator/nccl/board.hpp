@@ -52,6 +52,8 @@ class Board {
   bool take_seat(int rank, int device, int ranks);
   // Whether so many ranks have come.
   bool is_full(int ranks) const { return head_->came.load() >= static_cast<std::uint32_t>(ranks); }
+  // Nobody else comes.
+  void drop_name();
   // Whether this rank's process has ended.
   bool is_dead(int rank);
   // Makes sure that there is memory for so many bytes of a wire, or says no.
@@ -80,7 +82,7 @@ class Board {
   Head* head_ = nullptr;
   std::byte* wires_ = nullptr;
   std::size_t reserved_[kMostRanks] = {};
-  bool has_name_ = true;
+  std::atomic<bool> has_name_ = true;
 };
 
 // Of this process, whatever it has been forked from.

@@ -52,7 +52,11 @@ std::shared_ptr<Comm> sit_down(const std::string& name, int rank, int ranks, int
     comm->lineage = std::make_shared<Lineage>();
     comm->lineage->rank = rank;
   }
-  if (comm->board->take_seat(rank, device, ranks)) return comm;
+  if (comm->board->take_seat(rank, device, ranks)) {
+    const std::lock_guard lock(comm->lineage->mutex);
+    comm->lineage->launches[comm->hash] = 0;
+    return comm;
+  }
   fail(ncclInvalidUsage, "rank " + std::to_string(rank) + " of this id has been taken before");
   return nullptr;
 } catch (const std::runtime_error& error) {
@@ -90,8 +94,7 @@ ncclResult_t init(ncclComm_t* out, int ranks, const ncclUniqueId& id, int rank,
   *out = add(comm);
   return submit(comm, [comm, out] {
     const ncclResult_t result = wait_for_peers(*comm);
-    if (comm->is_aborted || !comm->blocks || result == ncclSuccess || result == ncclInProgress)
-      return result;
+    if (!comm->blocks || result == ncclSuccess || result == ncclInProgress) return result;
     remove(comm->handle);
     *out = nullptr;
     return result;
@@ -100,7 +103,7 @@ ncclResult_t init(ncclComm_t* out, int ranks, const ncclUniqueId& id, int rank,
 
 struct Split {
   std::shared_ptr<Comm> parent;
-  std::uint64_t step;
+  Meeting meeting;
   int color, key;
   ncclComm_t* out;
   bool blocks;
@@ -108,19 +111,18 @@ struct Split {
 
   ncclResult_t poll() {
     if (!child) {
-      const Step mine{kSplit, color, key, 0, 0};
-      const ncclResult_t met = meet(*parent, step, mine);
+      const ncclResult_t met = meeting.poll();
       if (met != ncclSuccess) return met;
       if (color == NCCL_SPLIT_NOCOLOR) return ncclSuccess;
       std::vector<std::pair<int, int>> members;  // (key, rank)
       for (int peer = 0; peer < parent->ranks; ++peer) {
-        const Step theirs = step_of(*parent, peer, step);
+        const Step theirs = meeting.step_of(peer);
         if (theirs.color == color) members.emplace_back(theirs.key, peer);
       }
       std::sort(members.begin(), members.end());
       const auto me = std::find(members.begin(), members.end(), std::pair(key, parent->rank));
-      const std::string name = parent->board->name().substr(1) + "." + std::to_string(step) + "." +
-                               std::to_string(color);
+      const std::string name = parent->board->name().substr(1) + "." +
+                               std::to_string(meeting.number()) + "." + std::to_string(color);
       child = sit_down(name, static_cast<int>(me - members.begin()),
                        static_cast<int>(members.size()), parent->device, blocks, parent->lineage);
       if (!child) return ncclInvalidUsage;
@@ -143,8 +145,8 @@ ncclResult_t split(ncclComm_t handle, int color, int key, ncclComm_t* out,
   const std::string wrong = config ? wrong_with(*config) : "";
   if (!wrong.empty()) return in_group(fail(ncclInvalidArgument, "ncclCommSplit: " + wrong));
   const bool blocks = config ? config->blocking != 0 : comm->blocks;
-  const auto state =
-      std::make_shared<Split>(Split{comm, comm->steps_planned++, color, key, out, blocks, nullptr});
+  const auto state = std::make_shared<Split>(
+      Split{comm, Meeting(*comm, {kSplit, color, key, 0, 0}), color, key, out, blocks, nullptr});
   return submit(comm, [state] { return state->poll(); });
 }
 
@@ -168,33 +170,27 @@ void leave(Comm& comm, Presence as) {
 
 }  // namespace
 
-bool meets_all(const Comm& comm, std::uint64_t step) {
-  for (int peer = 0; peer < comm.ranks; ++peer)
-    if (comm.board->slot(peer).steps <= step) return false;
-  return true;
-}
-
-Step step_of(const Comm& comm, int peer, std::uint64_t step) {
-  return comm.board->slot(peer).last_steps[step % 2];
-}
-
-ncclResult_t meet(Comm& comm, std::uint64_t step, const Step& mine) {
-  if (comm.steps_done != step) return ncclInProgress;  // an earlier one of the same group
-  if (comm.slot().steps == step) {
-    comm.slot().last_steps[step % 2] = mine;
-    ++comm.slot().steps;
-    comm.board->ring();
+ncclResult_t Meeting::poll() {
+  if (!is_counted_) number_ = comm_.steps_planned++;
+  is_counted_ = true;
+  if (comm_.steps_done != number_) return ncclInProgress;  // an earlier one of the same group
+  Slot& slot = comm_.slot();
+  if (slot.steps == number_) {
+    slot.last_steps[number_ % 2] = mine_;
+    ++slot.steps;
+    comm_.board->ring();
   }
-  if (!meets_all(comm, step)) return ncclInProgress;
-  ++comm.steps_done;
+  for (int peer = 0; peer < comm_.ranks; ++peer)
+    if (comm_.board->slot(peer).steps <= number_) return ncclInProgress;
+  ++comm_.steps_done;
   static constexpr const char* kNames[] = {"ncclCommSplit", "ncclCommWindowRegister"};
-  for (int peer = 0; peer < comm.ranks; ++peer) {
-    const Step theirs = step_of(comm, peer, step);
-    if (theirs.kind == mine.kind && theirs.bytes == mine.bytes && theirs.flags == mine.flags)
+  for (int peer = 0; peer < comm_.ranks; ++peer) {
+    const Step theirs = step_of(peer);
+    if (theirs.kind == mine_.kind && theirs.bytes == mine_.bytes && theirs.flags == mine_.flags)
       continue;
     return fail(ncclInvalidUsage,
-                comm.name() + " calls " + kNames[mine.kind] + " (" + std::to_string(mine.bytes) +
-                    " bytes, flags " + std::to_string(mine.flags) + "), and rank " +
+                comm_.name() + " calls " + kNames[mine_.kind] + " (" + std::to_string(mine_.bytes) +
+                    " bytes, flags " + std::to_string(mine_.flags) + "), and rank " +
                     std::to_string(peer) + " " + kNames[theirs.kind] + " (" +
                     std::to_string(theirs.bytes) + " bytes, flags " + std::to_string(theirs.flags) +
                     "): all ranks make such calls in one order");
@@ -301,6 +297,7 @@ ncclResult_t ncclCommAbort(ncclComm_t handle) {
   }
   comm->turned.notify_all();
   comm->slot().presence = Presence::aborted;
+  comm->board->drop_name();
   comm->board->ring();
   // Its memory goes back to the GPU, which waits for all that is queued there.
   return submit(

@@ -109,7 +109,11 @@ ncclResult_t finish(std::vector<Job> jobs) {
 }
 
 ncclResult_t submit(const std::shared_ptr<Comm>& comm, Job job, bool blocks) {
-  group.works.push_back({comm, std::move(job), blocks});
+  Job whole = blocks ? std::move(job) : Job([comm, job = std::move(job)] {
+    if (!comm->is_aborted) return job();
+    return fail(ncclInvalidUsage, "this communicator has been aborted meanwhile");
+  });
+  group.works.push_back({comm, std::move(whole), blocks});
   return group.depth > 0 ? ncclSuccess : end(std::exchange(group, {}));
 }
 

@@ -117,9 +117,9 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t handle, void* memory, std::size_t
     return wrong(ncclInvalidArgument, "the memory is not aligned to 4096 bytes");
   if (!is_ours(memory, bytes))
     return wrong(ncclInvalidArgument, "the memory is not that of one ncclMemAlloc");
-  const std::uint64_t step = comm->steps_planned++;
+  const auto meeting = std::make_shared<Meeting>(*comm, Step{kRegister, 0, 0, flags, bytes});
   return submit(comm, [=] {
-    const ncclResult_t met = meet(*comm, step, {kRegister, 0, 0, flags, bytes});
+    const ncclResult_t met = meeting->poll();
     if (met != ncclSuccess || settings().null_windows) return met;
     static std::uintptr_t made = 0;
     const std::lock_guard lock(pieces_mutex);

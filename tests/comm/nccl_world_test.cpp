@@ -84,3 +84,38 @@ TEST_CASE("nccl: groups of any ranks, and of one, have the bits of threads", "[c
   });
   for (std::size_t r = 0; r < 4; ++r) CHECK(said[r] == std::to_string(threads[r < 2 ? 1 : 0]));
 }
+
+TEST_CASE("nccl: memory is a window of what gathers and reduces, or not, with the same bits",
+          "[comm]") {
+  const std::uint64_t seed = fresh_seed();
+  INFO("seed " << seed);
+  const std::vector<std::uint64_t> threads = battery::hashes_of_threads(2, seed);
+  const auto count = double_call<long long(const char*)>("tessera_nccl_double_count");
+  const auto set = double_call<bool(const char*, long long)>("tessera_nccl_double_set");
+  for (const bool windows : {true, false})
+    for (const bool null : {false, true}) {
+      INFO("windows " << windows << ", null " << null);
+      REQUIRE(set("null_windows", null ? 1 : 0));
+      WorldOptions options;
+      options.nccl.windows = windows;
+      const std::vector<std::string> said = nccl_threads(
+          2,
+          [&](World& world) {
+            const auto before = world.allocate_symmetric(10'000);
+            const std::string hash = battery_of(world, seed);
+            const auto behind = world.allocate_symmetric(10'000);
+            world.barrier();
+            // Two of each rank, of two communicators each.
+            const long long expected = windows && !null ? 8 : 0;
+            if (count("windows") != expected) return concat(count("windows"), " windows");
+            if ((count("bytes") > 0) != windows) return concat(count("bytes"), " bytes");
+            world.barrier();
+            return hash;
+          },
+          options);
+      for (std::size_t r = 0; r < 2; ++r) CHECK(said[r] == std::to_string(threads[r]));
+      CHECK(count("windows") == 0);
+      CHECK(count("bytes") == 0);
+    }
+  set("null_windows", 0);
+}

@@ -1,0 +1,180 @@
+// What ranks of World::nccl hear of one that throws, dies, comes late or is refused, and how they
+// go on. NCCL is a double, whose aborts wait for peers.
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <stdexcept>
+#include <thread>
+
+#include "tests/comm/nccl_worlds.hpp"
+#include "tests/support/catch.hpp"
+
+using namespace tessera;
+using namespace tessera::testing;
+using namespace std::chrono_literals;
+using Catch::Matchers::Contains;
+
+namespace {
+
+// Native communicators that are left.
+long long communicators() {
+  return double_call<long long(const char*)>("tessera_nccl_double_count")("communicators");
+}
+
+void sum_for_ever(World& world) {
+  for (;;) world.sum(1);
+}
+
+}  // namespace
+
+TEST_CASE("nccl: a rank that throws is named to all, who go on together", "[comm]") {
+  const auto body = [](World& world) {
+    std::string heard;
+    for (int odd = 0; odd < world.size(); ++odd) {
+      try {
+        world.sum(1);
+        if (world.rank() == odd) throw std::runtime_error("no luck");
+        world.sum(2);
+      } catch (const std::exception&) {
+        heard += world.recover() + "; ";
+      }
+      if (world.sum(1) != world.size() || world.max(world.rank()) != world.size() - 1)
+        heard += "the sum is wrong";
+    }
+    return heard;
+  };
+  for (const auto& all : {nccl_threads(3, body), nccl_processes(2, body)})
+    for (const std::string& said : all) {
+      CHECK_THAT(said, !Contains("wrong") && !Contains("threw"));
+      for (std::size_t odd = 0; odd < all.size(); ++odd)
+        CHECK_THAT(said, Contains(concat("rank ", odd, " failed: no luck")));
+    }
+  CHECK(communicators() == 0);
+}
+
+TEST_CASE("nccl: groups are made anew after a failure", "[comm]") {
+  const std::vector<std::string> all = nccl_threads(4, [](World& world) {
+    const std::vector<int> pair{world.rank() / 2 * 2, world.rank() / 2 * 2 + 1};
+    const RankGroup& group = *world.split("pair", pair);
+    const auto memory = group.allocate_symmetric(4096);
+    const double before = group.sum(world.rank());
+    try {
+      if (world.rank() == 3) throw std::runtime_error("no luck");
+      for (;;) group.sum(1);
+    } catch (const std::exception&) {
+      world.recover();
+    }
+    const double after = group.sum(world.rank());
+    return concat(before == after && world.sum(1) == 4, ' ', before);
+  });
+  CHECK(all == std::vector<std::string>{"1 1", "1 1", "1 5", "1 5"});
+  CHECK(communicators() == 0);
+}
+
+TEST_CASE("nccl: a process that is killed is named by all who are left", "[comm]") {
+  for (std::size_t victim = 0; victim < 2; ++victim) {
+    const std::vector<std::string> all = nccl_processes(
+        2,
+        [](World& world) {
+          sum_for_ever(world);
+          return std::string();
+        },
+        {}, {},
+        [&](std::span<const pid_t> pids) {
+          std::this_thread::sleep_for(3s);
+          kill(pids[victim], SIGKILL);
+        });
+    INFO("rank " << victim << " is killed, the other says: " << all[1 - victim]);
+    CHECK(all[victim].empty());
+    CHECK_THAT(all[1 - victim], Contains("threw: ") && Contains(concat("rank ", victim)));
+    CHECK(all[1 - victim].find("ncclRemoteError") == std::string::npos);
+  }
+}
+
+TEST_CASE("nccl: a call that a rank does not come to says who is where", "[comm]") {
+  const std::vector<std::string> all =
+      nccl_threads(2,
+                   [](World& world) {
+                     world.sum(1);
+                     std::string heard;
+                     try {
+                       if (world.rank() == 1) std::this_thread::sleep_for(3s);
+                       world.max(2);
+                     } catch (const CommError& error) {
+                       heard = error.what();
+                     }
+                     world.recover();
+                     return heard + (world.sum(1) == 2 ? "" : "; the sum is wrong");
+                   },
+                   {.timeout_seconds = 1});
+  for (const std::string& said : all)
+    CHECK_THAT(said, Contains("call 2, 'max' on 'control'") && Contains("has taken 1 s") &&
+                         Contains("rank 0 has submitted 2 calls") &&
+                         Contains("rank 1 has submitted 1 call") && !Contains("wrong"));
+}
+
+// Timeouts are 100 s: what is told here is told by comparing.
+TEST_CASE("nccl: ranks that submit different calls are told apart as threads are, and go on",
+          "[comm]") {
+  for (int odd = 0; odd < 3; ++odd) {
+    const std::vector<std::string> all = nccl_threads(3, [odd](World& world) {
+      world.sum(1);
+      std::string heard;
+      double even = 1;
+      try {
+        if (world.rank() == odd)
+          world.barrier();
+        else
+          world.max(std::span(&even, 1), "even");
+        sum_for_ever(world);
+      } catch (const CommError& error) {
+        heard = error.what();
+      }
+      world.recover();
+      return heard + (world.sum(1) == 3 ? "" : "; the sum is wrong");
+    });
+    for (const std::string& said : all)
+      CHECK_THAT(said, Contains("call 2: rank 0 submitted ") && Contains("'even'") &&
+                           Contains("'barrier'") && Contains("the same collectives") &&
+                           !Contains("wrong"));
+  }
+}
+
+TEST_CASE("nccl: an error that NCCL tells later is every rank's", "[comm]") {
+  constexpr int kRemoteError = 6;
+  const auto break_rank = double_call<void(int, long long, int)>("tessera_nccl_double_break");
+  break_rank(1, 4, kRemoteError);
+  const std::vector<std::string> all = nccl_threads(2, [](World& world) {
+    sum_for_ever(world);
+    return std::string();
+  });
+  break_rank(1, -1, 0);
+  for (const std::string& said : all)
+    CHECK_THAT(said, Contains("threw: ") && Contains("rank 1: NCCL: "));
+  CHECK(communicators() == 0);
+}
+
+TEST_CASE("nccl: ranks on one GPU are named to all, and ranks on none are refused", "[comm]") {
+  const auto nothing = [](World&) { return std::string("came"); };
+  const auto one_gpu = [](int, WorldOptions& options) { options.device.index = 0; };
+  for (const std::string& said : nccl_threads(2, nothing, {}, one_gpu))
+    CHECK_THAT(said, Contains("ranks 0 and 1 are both on GPU-emulated-0"));
+  CHECK_THAT(
+      nccl_threads(1, nothing, {}, [](int, WorldOptions& options) { options.device = {}; })[0],
+      Contains("ranks are on GPUs"));
+}
+
+TEST_CASE("nccl: ranks that ask for other sizes, or make other numbers of steps, hear of it",
+          "[comm]") {
+  for (const std::string& said : nccl_threads(2, [](World& world) {
+         world.allocate_symmetric(4096 * (world.rank() + 1), "a test");
+         return std::string();
+       }))
+    CHECK_THAT(said, Contains("4096 for a test") && Contains("8192 for a test"));
+  for (const std::string& said : nccl_threads(2, [](World& world) {
+         world.sum(1);
+         for (int i = 0; i <= world.rank(); ++i) world.control().count_step();
+         return std::string();
+       }))
+    CHECK_THAT(said, Contains("have made 1 and 2 steps"));
+}
