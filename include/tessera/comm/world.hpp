@@ -48,8 +48,8 @@ struct NcclOptions {
   // Sums of f32, f64 and integers, too, are exchanged and added in rank order, so that their bits
   // are those of threads.
   bool ordered_sums = false;
-  // Symmetric memory is NCCL's, a window of what gathers and reduces. NVLS is known to deadlock with
-  // windows on some machines. False: memory as any other.
+  // Symmetric memory is NCCL's, a window of what gathers and reduces. NVLS is known to deadlock
+  // with windows on some machines. False: memory as any other.
   bool windows = true;
 };
 
