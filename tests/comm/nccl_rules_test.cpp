@@ -1,5 +1,6 @@
 // The double of NCCL names the rule that a call breaks.
 #include <array>
+#include <atomic>
 #include <cstring>
 
 #include "tests/comm/nccl_ranks.hpp"
@@ -21,12 +22,19 @@ void check_named(ncclResult_t result, ncclResult_t expected, const std::string& 
 void check_failed(Rank& me, const std::string& first, const std::string& second) {
   const std::string line = me.failure();
   expect(me.async() == ncclInvalidUsage, "invalid usage");
+  std::atomic<bool> has_ended{false};
+  driver().call_host([](void* flag) { *static_cast<std::atomic<bool>*>(flag) = true; }, &has_ended,
+                     me.native);
+  std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  expect(!has_ended, "the kernel stays until the abort");
   expect(line.find(first) != std::string::npos && line.find(second) != std::string::npos,
          "'" + line + "' names '" + first + "' and '" + second + "'");
   check_named(ncclAllReduce(nullptr, nullptr, 1, ncclInt, ncclSum, me.comm, me.stream()),
               ncclInvalidUsage, "has failed");
   check_named(ncclCommDestroy(me.comm), ncclInvalidUsage, "abort it");
   me.abort();
+  me.block();
+  expect(has_ended, "and no longer");
 }
 
 }  // namespace
