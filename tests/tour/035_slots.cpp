@@ -9,14 +9,15 @@
 //
 // So these buffers do not come from the pool. They are slots of an arena, at addresses that a plan
 // has chosen: slots that are to be alive at the same time lie apart, all others may share. To let a
-// gather start early, the plan counts its slot as taken from a call earlier on, or from as many
-// calls as `prefetch_depth` says. Using a slot first waits, on the device, for the last uses of
-// whatever lay there before, and for nothing else. So a steady step fires no gate.
+// gather start early, the plan counts its slot as taken from some calls earlier on:
+// `prefetch_depth` of them, one by default. Using a slot first waits, on the device, for the last
+// uses of whatever lay there before, and for nothing else. So a steady step fires no gate.
 //
 // This lesson writes the plan by hand. A model's plan is made of the takes and give-backs of the
-// step before, and at first of one call of each unit. A step is what lies between one call of the
-// root and the next. All ranks make the same calls, so all make the same plan. A slot that the plan
-// lacks lies in a gap or in a new block. Gradients have slots, too (lesson 77).
+// step before, and at first of one call of each unit. Its time is the count of takes and
+// give-backs, not seconds, so it is the same however fast a rank runs. A step is what lies between
+// one call of the root and the next. All ranks make the same calls, so all make the same plan. A
+// slot that the plan lacks lies in a gap or in a new block. Gradients have slots, too (lesson 77).
 //
 // A step's peak is the most bytes of shards, gradients, moments, activations and taken slots that
 // are alive at once. A dry run on the `virtual` executor counts it without touching memory (lesson

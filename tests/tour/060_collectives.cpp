@@ -18,9 +18,9 @@
 //   gather                             └ wait ── all_gather ── record ┘
 //
 // Peers read the send side where it lies, in symmetric memory (what is small is copied there): the
-// same offset on every rank. It begins when all inputs are ready, and ends when nobody reads them.
-// So the event behind a collective covers its peers' reads, too, and a gate needs no word of a
-// peer.
+// same offset on every rank. It begins when all inputs are ready, and ends on a rank when no peer
+// reads that rank's bytes any more. So the event behind a collective covers its peers' reads, too,
+// and a gate needs no word of a peer.
 //
 // PyTorch: all_gather_into_tensor and reduce_scatter_tensor, on a stream of NCCL; the call makes
 // the edge before, from the current stream, and `Work.wait()` the one behind. Ranks that disagree

@@ -17,8 +17,9 @@
 // for it. A region that begins queues the gather of the call that comes next in backward, and then
 // its own work: the gather for `up` is queued where backward enters `down`, and compute waits for
 // it where backward enters `up`. `prefetch_depth` says how many calls ahead are gathered, one by
-// default. The root queues the first one before its own gather. `down` was called last, and by
-// default stays gathered until backward. Lesson 76 does so by hand.
+// default. Where backward enters the root, it queues the gather of the first call that it will
+// enter, before the root's own gather. By default that call, here of `down`, was the last of
+// forward and is still gathered, so nothing is queued for it. Lesson 76 does so by hand.
 //
 // A module has one such hook. What a program does around calls, as PyTorch's forward hooks, is
 // nn/forward_hooks.hpp: any number of them, within the scope that this one opens.

@@ -12,7 +12,7 @@
 // What a rank lacks travels as zeros: rank 1 sends zeros for block 3, with a count of 0. Beside
 // each gradient travels an arrival count: how many ranks had one. Each rank divides its gradient by
 // the number of ranks where it writes it, whatever the count. So the rows of block 3 get (g0 + g2)
-// / 3 on the rank that keeps them, and every rank has the count. Where the count is 0, no rank had
+// / 3 on the ranks that keep them, and every rank has the count. Where the count is 0, no rank had
 // a gradient: it is none, and optimizers leave the parameter alone, without decay too. A rank that
 // leaves out a whole backward says `skip_backward` (lesson 83).
 //

@@ -10,7 +10,8 @@
 //
 // They agree to the byte, because what memory is reused depends on the order of the host program
 // alone, and on nothing that happens while it runs. So the plan of a job of 512 ranks takes a
-// second on a laptop, and a job that does not fit is refused before it starts.
+// second on a laptop, and a job that does not fit is refused before it starts: the plan's peak is
+// compared with the memory of a device.
 //
 // PyTorch: memory is estimated by tracking tensors under FakeTensorMode (MemTracker), which counts
 // live bytes. What the caching allocator reserves beyond them shows in a run, on the GPU.

@@ -12,7 +12,7 @@
 //
 // So a reduction is of one slice and of one use. The first one of a slice writes its rows, the next
 // one adds to them. Nothing has to wait for the other use, and no rank needs the memory of the
-// whole gradient. Where a tied table is not in slices, both uses add to one full gradient in the
+// whole gradient. Where a tied table is not streamed, both uses add to one full gradient in the
 // unit around both modules, which is reduced once. One arrival count is kept for the parameter,
 // which is all that an optimizer asks.
 //
