@@ -121,13 +121,14 @@ struct ShardOptions {
   int prefetch_depth = 1;
   // How many gradients may wait for the network, 1 to 64. Backward fills a unit's gradients piece
   // by piece (`piece_bytes`). Before it fills the next one it waits, on the device, until the
-  // queued pieces fit into this limit. 1 needs least memory, and 2 hides a slow network. The exact
-  // limit is (`reductions_in_flight` - 1/3) times the bytes of the unit's largest piece. A unit
-  // that calls other units sends all its pieces together, and the limit counts all of them.
+  // queued pieces fit into this limit. 1 needs least memory, and 2 hides a slow network. A piece's
+  // memory is used again once (`reductions_in_flight` - 1/3) times the bytes of the unit's largest
+  // piece are queued behind it. A unit that calls other units sends all its pieces together, and
+  // the limit counts all of them.
   int reductions_in_flight = 1;
   // How many forwards of the root the host may be ahead of the device, 1 to 64. It bounds the
   // host's memory in a program that seldom reads a value. Only the root's value counts, so one set
-  // of options serves a whole model. This holds for slice_bytes, too.
+  // of options serves a whole model. For slice_bytes, too, only the root's value counts.
   int forwards_ahead = 2;
   // The most bytes that one slice of a streamed parameter has, counted in the full tensor; see
   // nn::Module::stream_parameter. 0: the gradient of a slice is at most as large as the largest
@@ -146,8 +147,8 @@ struct ShardOptions {
   // its own. Small is a chunk of at most this many bytes in f32, whose parameter has less than
   // `piece_bytes` of gradient. Two kernels of a unit copy such chunks. A gather packs nothing if
   // small chunks are more than half of the unit's bytes. A reduction packs nothing if small
-  // chunks are more than half of its gradients. Here each small chunk is rounded up to 64 elements.
-  // One small chunk alone is not packed. 0: none.
+  // chunks are more than half of its gradients. A reduction counts each small chunk rounded up to
+  // 64 elements. One small chunk alone is not packed. 0: none.
   std::int64_t packed_bytes = 4096;
   // The same for all units of a root.
   Offload offload = Offload::none;
@@ -194,12 +195,12 @@ void fully_shard(nn::Module& module, const ShardOptions& options, Caller at = Ca
 //   fully_shard({&model.norm, &model.head}, {.mesh = mesh});
 //
 // The modules may be called in any order and at any depth under a root. The unit itself cannot be
-// the root. The first call gathers. The unit stays open until all its modules have been called, or
-// until the outermost call of the root's units ends. So all ranks must call the same modules of the
-// list before they call other units. Backward gathers once for these calls, and reduces once, when
-// it has come back through the first. A module may be called again later, for example a head for
-// each chunk of a loss. Each such call gathers and reduces for itself. A module inside another one
-// of the list belongs to that one.
+// the root. The first call gathers. The unit stays open until all its modules have been called, and
+// at the latest until the outermost running call of a unit under the root ends. So all ranks must
+// call the same modules of the list before they call other units. Backward gathers once for these
+// calls, and reduces once, when it has come back through the first. A module may be called again
+// later, for example a head for each chunk of a loss. Each such call gathers and reduces for
+// itself. A module inside another one of the list belongs to that one.
 //   Throws: as above, and ContractError for an empty list, a null pointer, and a module that is
 // there twice.
 void fully_shard(const std::vector<nn::Module*>& modules, const ShardOptions& options,

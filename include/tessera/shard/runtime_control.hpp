@@ -32,11 +32,11 @@ namespace tessera {
 //   The host waits for nothing. A stream waits at the first use of a value, so work that is queued
 // in between overlaps with the gather. There is no handle to wait for (PyTorch: UnshardHandle). A
 // streamed parameter stays as it is: one slice is there at a time.
-//   With gradients enabled, all ranks then reduce the unit once, also those that have not used it.
-// The backward of the root's next forward makes this reduction. If no forward follows, the backward
-// of the root's last forward makes it. If the unit is called again before that backward, its
-// gradients may be reduced in several parts. All ranks must then use the unit alike. Otherwise each
-// rank gets a CommError that says `unshard` behind the name of the reduction.
+//   If gradients are enabled in this call, every rank later reduces the unit once, whether it has
+// used the unit or not. The backward of the root's next forward makes this reduction. If no forward
+// follows, the backward of the root's last forward makes it. If the unit is called again before
+// that backward, its gradients may be reduced in several parts. All ranks must then use the unit
+// alike. Otherwise each rank gets a CommError that says `unshard` behind the name of the reduction.
 //   Throws: ContractError for a module that is no unit or has no memory; for a unit inside
 // another one, if the root has not been called yet, or not since a failed step; inside backward and
 // recomputed functions.
@@ -52,9 +52,9 @@ void reshard(nn::Module& module);
 // `recurse`: the setting holds for all units below the module, too.
 
 // Sets ShardOptions::reshard_after_forward from here on. shard_plan counts gathers accordingly. The
-// first steps after a change plan their slots anew. A way of resharding that was set before has
-// its plan already. With `never`, a phase of forwards without gradients, as an evaluation or a
-// rollout, gathers once:
+// first steps after a change plan their slots anew. A setting that has run before has its plan
+// already. With `never`, a phase of forwards without gradients, as an evaluation or a rollout,
+// gathers once:
 //
 //   set_reshard_after_forward(model, Reshard::never);
 //   { NoGradGuard no_gradient; for (...) model(x); }
@@ -85,8 +85,8 @@ void set_unshard_in_backward(nn::Module& module, bool unshards);
 void set_modules_to_forward_prefetch(nn::Module& module, const std::vector<nn::Module*>& modules);
 // When backward enters the unit, the gathers of these units are queued. They stand in for the
 // default, which is the `prefetch_depth` units that come next; an empty list brings it back. The
-// root's list is queued before the root's own gather, which waits until forward has ended. A listed
-// unit that backward never enters is closed when backward ends.
+// root's list is queued before the root's own gather, which waits, on the device, for the slot that
+// forward still uses. A listed unit that backward never enters is closed when backward ends.
 void set_modules_to_backward_prefetch(nn::Module& module, const std::vector<nn::Module*>& modules);
 
 // --- Gradients ---
