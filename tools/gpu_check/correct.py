@@ -146,7 +146,7 @@ class Correct:
                 raise Failed("the race checker did not close with 0 races")
             if "as planned" not in text:
                 raise Failed("memory is not as planned")
-            if own and f"rank r of {ranks} on GPU r" not in text + self.log.read_text():
+            if own and f"rank r of {ranks} is on GPU r" not in text + self.log.read_text():
                 raise Failed(f"the {ranks} ranks are not on GPUs of their own")
             runs[name] = ((folder / "w.safetensors").read_bytes(), [line["loss"] for line in lines])
             if runs[name] != runs["one"]:
