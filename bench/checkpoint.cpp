@@ -263,7 +263,10 @@ class BesideSteps {
           if (is_save) saver_.save(saved_++, parts(), {});
           world_.device().synchronize();
         });
-        (is_save ? result.held_up : plain).push_back(took);
+        if (is_save)
+          result.held_up.push_back(took);
+        else if (!saver_.in_flight())  // beside no writer
+          plain.push_back(took);
       }
       saver_.wait();
     });

@@ -22,7 +22,9 @@ class EncodedSource final : public StateSource {
                 std::map<std::string, Values, std::less<>> by_scales)
       : source_(std::move(source)), by_scales_(std::move(by_scales)) {
     for (const auto& [scales, values] : by_scales_)
-      if (source_->has(values.name) && !source_->has(scales)) encodes_.emplace(values.name, scales);
+      if (source_->has(values.name) && !source_->has(scales) &&
+          source_->entry(values.name).dtype != e4m3)  // codes that lack their scales are no values
+        encodes_.emplace(values.name, scales);
   }
 
   const std::string& what() const noexcept override { return source_->what(); }
@@ -106,8 +108,19 @@ std::shared_ptr<const StateSource> encoded(std::shared_ptr<const StateSource> so
   const auto values_of = [](const std::string& scales) {
     return scales.substr(0, scales.size() - kRowScales.size());
   };
+  const auto has = [&](const std::string& name) {
+    return source->has(name) ||
+           (!holder.optional_prefix.empty() && name.starts_with(holder.optional_prefix) &&
+            source->has(name.substr(holder.optional_prefix.size())));
+  };
   for (const StateTarget& target : targets) {
     if (!target.are_row_scales) continue;
+    const auto is_there = [&](const RowPart& part) { return has(values_of(part.name)); };
+    const auto has_scales = [&](const RowPart& part) { return is_there(part) && has(part.name); };
+    const auto with = std::ranges::count_if(target.parts_in_files, has_scales);
+    if (with > 0 && with < std::ranges::count_if(target.parts_in_files, is_there))
+      source->refuse(concat("has scales of some parts of '", values_of(target.names[0]),
+                            "' only; give scales of all parts, or of none"));
     const auto of = std::ranges::find_if(targets, [&](const StateTarget& values) {
       return std::ranges::count(values.names, values_of(target.names[0])) > 0;
     });

@@ -252,6 +252,48 @@ TEST_CASE("which layers are stored in 8 bits, and what can't be") {
   CHECK_THROWS_WITH(wide.product.set_fp8(Fp8Recipe::tensorwise), Contains("stored in 8 bits"));
   nn::Linear made(4, 4, Device::cpu());
   CHECK_THROWS_WITH(made.store_in_8_bits(), Contains("has memory; call it before materialize"));
+  CHECK(made.weight.trainable());
+}
+
+TEST_CASE("a file with scales of some parts of a fused layer alone is refused as a whole") {
+  const TemporaryFolder folder;
+  const std::string file = folder / "base.safetensors";
+  struct Found {
+    std::string said;
+    bool is_untouched = false;
+  };
+  const Found found = on_ranks(1, [&](World& world) {
+    const auto separate = base_model(Of::llama), fused = base_model(Of::fused_llama);
+    nn::store_in_8_bits(*separate, {.skip = {"k_proj"}});
+    nn::init(*separate, {7}, world.device());
+    checkpoint::save_weights(file, *separate, world);
+    nn::store_in_8_bits(*fused);
+    nn::init(*fused, {8}, world.device());
+    const Values before = full_values(*fused);
+    Found f;
+    try {
+      fused->load(file, {.strict = false});
+    } catch (const DataError& error) {
+      f.said = error.what();
+    }
+    f.is_untouched = same_bits(before, full_values(*fused));
+    return f;
+  })[0];
+  CHECK_THAT(found.said, Contains("has scales of some parts of '") && Contains("or of none"));
+  CHECK(found.is_untouched);
+}
+
+TEST_CASE("codes that come without their scales are not taken for values") {
+  struct One : nn::Module {
+    One() { register_module("up", up), up.store_in_8_bits(); }
+    nn::Linear up{4, 3, {.bias = false}};
+  } model, other;
+  model.materialize(Device::cpu());
+  other.materialize(Device::cpu());
+  nn::init(other, {7});
+  StateDict codes = other.state_dict();
+  codes.erase("up.weight_scale");
+  CHECK_THROWS_WITH(model.load(codes), Contains("up.weight_scale"));
 }
 
 TEST_CASE("a dict without the values of a layer in 8 bits misses both", "[nn]") {

@@ -41,12 +41,13 @@ class Adafactor final : public optim::Optimizer {
 
  private:
   struct Scalars {
-    float rate, one_minus_beta2;
+    float rate, one_minus_beta2, lr;
   };
   void write_scalars(const Tensor& scalars, std::int64_t step) const override {
     const auto t = static_cast<double>(step);
     put_scalars(scalars, Scalars{static_cast<float>(std::min(lr(), 1 / std::sqrt(t))),
-                                 static_cast<float>(std::pow(t, options_.beta2_decay))});
+                                 static_cast<float>(std::pow(t, options_.beta2_decay)),
+                                 static_cast<float>(lr())});
   }
   void update(const GroupState&, const Tensor&) const override {}  // all is done together
 
@@ -113,7 +114,8 @@ class Adafactor final : public optim::Optimizer {
     const Tensor clipped = at_least(raw::mul(rms(step), 1 / options_.d), 1);
     const Tensor rate = raw::mul(raw::mul(at_least(rms(u.values), options_.eps2), scalar(0)),
                                  static_cast<double>(one.lr_factor));
-    const Tensor kept = raw::mul(u.values, 1 - lr() * one.lr_factor * one.weight_decay);
+    const Tensor decay = raw::mul(scalar(2), static_cast<double>(one.lr_factor) * one.weight_decay);
+    const Tensor kept = raw::binary(Binary::sub, u.values, raw::mul(u.values, decay));
     set(u.values,
         raw::binary(Binary::sub, kept, raw::mul(step, raw::binary(Binary::div, rate, clipped))));
   }

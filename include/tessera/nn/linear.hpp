@@ -52,12 +52,15 @@ class Linear : public Module {
     stream_parameter(weight);
   }
 
-  // x [..., in] of the weight's dtype -> [..., out].
+  // x [..., in] of the weight's dtype -> [..., out]. For a weight in 8 bits x may be of any
+  // floating dtype of at most 32 bits.
   Tensor operator()(const Tensor& x, Caller at = Caller::current()) { return product(x, at); }
 
   // Freezes the weight, and stores it in e4m3 with a scale a row: shards, gathers and files have a
   // quarter of the bytes of f32, and 4 more a row. The layer decodes it for each product, in the
-  // dtype of x; see autograd/rows_in_8_bits.hpp. A load from floating values encodes them, of
+  // dtype of x; see autograd/rows_in_8_bits.hpp. A loss in slices keeps the decoded weight until
+  // backward. In a unit that computes in f16 scales travel in f16: a row whose largest value is
+  // below 1.3e-5 becomes 0. A load from floating values encodes them, of
   // files, state dicts and rank 0. What nn::init draws is rounded to e4m3 as it is, so load
   // instead. Of a model: nn::store_in_8_bits. Call it before the weight has memory and belongs to a
   // unit. Throws: ContractError for a weight that is streamed or has a gather transform or an fp8
@@ -68,8 +71,14 @@ class Linear : public Module {
         "Linear::store_in_8_bits: the layer has no weight, a streamed or sharded one, or "
         "an fp8 recipe; call it on a layer of its own, before fully_shard");
     if (weight_scale.defined()) return;
+    const bool was_trainable = weight.trainable();
     weight.freeze();
-    weight.set_dtype(e4m3);
+    try {
+      weight.set_dtype(e4m3);
+    } catch (...) {
+      weight.set_trainable(was_trainable);
+      throw;
+    }
     weight_scale = Parameter({weight.shape()[0], 1}, Initializer::constant(1));
     weight_scale.freeze();
     weight_scale.set_row_parts(weight.row_parts());

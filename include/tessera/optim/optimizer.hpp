@@ -209,7 +209,7 @@ class Optimizer {
                   const LoadOptions& options = {});
   // Loads from files: load(model, checkpoint::WeightFiles("adamw.safetensors")). Moments may stand
   // there as the parameters do: in row parts, or transposed. State of other shapes is never
-  // transposed, and whole state never in parts.
+  // transposed. Whole state stands in parts only if it has as many rows as the parameter.
   template <class Model>
   LoadReport load(const Model& model, const StateSource& source, const LoadOptions& options = {}) {
     return load(model.named_parameters(), source, options,

@@ -84,7 +84,8 @@ struct StateTarget {
   bool is_transposed_in_files = false;
   std::vector<RowPart> parts_in_files{};  // that files may hold in its place, by their names
   // Of what is stored in 8 bits under this name without kRowScales, a scale a row: where a source
-  // has no scales, both are made of its values. See autograd/rows_in_8_bits.hpp.
+  // has other floating values and no scales, both are made of these. See
+  // autograd/rows_in_8_bits.hpp.
   bool are_row_scales = false;
   std::function<Tensor()> held;                   // this rank's rows; throws without memory
   std::function<void(const FillRows& f)> change;  // calls f with these rows, to fill them in place
