@@ -12,7 +12,7 @@ TEST_CASE("nccl: training has the bits of threads where sums are ordered") {
   const std::uint64_t seed = fresh_seed();
   GridShare share;
   WorldOptions options;
-  options.nccl.ordered_sums = true;
+  options.nccl.ordered_sums = options.nccl.windows = true;
   for (const Cell& cell : all_cells()) {
     if (!share.takes()) continue;
     const int ranks = worlds_of(cell).back();

@@ -209,7 +209,7 @@ struct Config {
                  static_cast<std::int64_t>(WorldOptions{}.heartbeat_timeout_seconds),
                  init_timeout_seconds =
                      static_cast<std::int64_t>(WorldOptions{}.init_timeout_seconds);
-    bool ordered_sums = false, windows = true;
+    bool ordered_sums = false, windows = false;
     std::string flight_record = "flight_record.json";
   } comm;
 

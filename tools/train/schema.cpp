@@ -440,8 +440,8 @@ const std::vector<Key>& schema() {
           {.only_if = kGpu}),
       key<&C::comm, &C::Comm::windows>("comm.windows",
                                        "NCCL allocates what processes on GPUs exchange, and moves "
-                                       "it without a copy; false: not, "
-                                       "where a machine hangs",
+                                       "it without a copy; but a call "
+                                       "never ends once a peer has died",
                                        {.only_if = kGpu}),
       key<&C::comm, &C::Comm::flight_record>(
           "comm.flight_record",

@@ -48,9 +48,9 @@ struct NcclOptions {
   // Sums of f32, f64 and integers, too, are exchanged and added in rank order, so that their bits
   // are those of threads.
   bool ordered_sums = false;
-  // Symmetric memory is NCCL's, a window of what gathers and reduces. NVLS is known to deadlock
-  // with windows on some machines. False: memory as any other.
-  bool windows = true;
+  // Symmetric memory is NCCL's, a window of what gathers and reduces. NCCL 2.27 and 2.28 do not ask
+  // for an abort in their kernels over windows: once a peer has died, such a call never ends.
+  bool windows = false;
 };
 
 struct WorldOptions {
