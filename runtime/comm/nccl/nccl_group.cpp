@@ -4,6 +4,7 @@
 #include <cstring>
 #include <map>
 #include <sstream>
+#include <utility>
 
 #include "runtime/comm/agreement.hpp"
 #include "tessera/device/device_context.hpp"
@@ -48,8 +49,13 @@ void NcclGroup::make_windows(NcclRole& role) {
 
 std::unique_ptr<Communicator> NcclGroup::make(DeviceContext& context, const GroupSeat& seat,
                                               std::string_view role, StreamId stream) {
-  roles_.push_back(std::make_unique<NcclRole>(*context.driver(), recorder_, stream));
-  return make_nccl_communicator(context, *this, *roles_.back(), seat, role, stream);
+  auto made = std::make_unique<NcclRole>(*context.driver(), recorder_, stream);
+  NcclRole& added = *made;
+  {
+    const std::lock_guard lock(roles_mutex_);
+    roles_.push_back(std::move(made));
+  }
+  return make_nccl_communicator(context, *this, added, seat, role, stream);
 }
 
 std::shared_ptr<SymmetricMemory> NcclGroup::allocate(DeviceContext& context, std::int64_t bytes,
@@ -73,6 +79,7 @@ std::shared_ptr<SymmetricMemory> NcclGroup::allocate(DeviceContext& context, std
 }
 
 void NcclGroup::look() const {
+  const std::lock_guard lock(roles_mutex_);
   for (const auto& role : roles_) role->look();
 }
 

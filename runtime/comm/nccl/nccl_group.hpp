@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -69,6 +70,7 @@ class NcclGroup final : public World::Backend::Group {
   PlainArena& arena_;
   NcclWorld::Comm base_;
   FlightRecorder recorder_;
+  mutable std::mutex roles_mutex_;  // the host adds, the watch thread looks
   std::vector<std::unique_ptr<NcclRole>> roles_;
   std::vector<std::weak_ptr<NcclMemory>> memories_;  // in the order of allocation
   int allocations_ = 0;                              // of this attempt
