@@ -182,7 +182,14 @@ void NcclWorld::make_window(Comm& comm, void* data, std::int64_t bytes, void** w
     expect_fine();
     check(nccl_->make_window(comm.native, data, bytes, window));
   }
-  finish(comm, "ncclCommWindowRegister", true);
+  try {
+    finish(comm, "ncclCommWindowRegister", true);
+  } catch (const std::exception& error) {
+    // NCCL may write *window until its communicator is gone, and who holds it frees it now.
+    fail(error.what());
+    abandon();
+    throw;
+  }
 }
 
 void NcclWorld::end_window(const Comm& comm, void* window) noexcept {
