@@ -155,6 +155,7 @@ void NcclGroup::show() const {
 }
 
 void NcclGroup::forget() {
+  base_.native = nullptr;
   for (const auto& role : roles_) role->forget();
   for_each_memory([](NcclMemory& memory) { memory.forget_windows(); });
   recorder_.restart();

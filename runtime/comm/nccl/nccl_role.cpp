@@ -67,6 +67,7 @@ void NcclRole::forget() {
   const std::lock_guard lock(mutex_);
   for (Call& call : calls_) give_back(call);
   calls_.clear();
+  comm.native = nullptr;
 }
 
 }  // namespace tessera::comm

@@ -31,7 +31,7 @@ class NcclRole {
   void begin(std::uint64_t seq, void* native_stream);
   void end(void* native_stream);
   void look();    // at what the device has come to
-  void forget();  // all of it: the streams are idle
+  void forget();  // all of it, and `comm`, which is gone: the streams are idle
 
  private:
   struct Call {

@@ -164,16 +164,11 @@ void NcclWorld::split(Comm& parent, int color, int part_key, int blocks, Comm& m
   {
     const std::lock_guard lock(mutex_);
     expect_fine();
+    comms_.push_back(&made);  // before it is there, so that an abort finds what is made late
     check(nccl_->split(parent.native, color, part_key, blocks, &made.native));
   }
   finish(parent, "ncclCommSplit", true);
-  if (!made.native) return;
-  {
-    const std::lock_guard lock(mutex_);
-    expect_fine();
-    comms_.push_back(&made);
-  }
-  finish(made, "ncclCommSplit", true);
+  if (made.native) finish(made, "ncclCommSplit", true);
 }
 
 void NcclWorld::make_window(Comm& comm, void* data, std::int64_t bytes, void** window) {
@@ -227,6 +222,10 @@ void NcclWorld::finish(Comm& comm, const char* what, bool is_first) {
 void NcclWorld::free_all() {
   const std::lock_guard lock(mutex_);
   for (std::size_t i = comms_.size(); i-- > 0;) {
+    if (!comms_[i]->native) {  // a split that this rank has no part of
+      comms_.pop_back();
+      continue;
+    }
     check(nccl_->finalize(comms_[i]->native));
     for (bool is_busy = true; is_busy; std::this_thread::sleep_for(200us)) {
       check(nccl_->poll(comms_[i]->native, &is_busy));
@@ -275,9 +274,11 @@ std::string NcclWorld::async_error() const {
   const std::unique_lock lock(mutex_, std::try_to_lock);
   bool is_busy = false;
   if (lock.owns_lock())
-    for (const Comm* comm : comms_)
-      if (const char* const error = nccl_->poll(comm->native, &is_busy))
-        return concat("rank ", rank(), ": ", error);
+    for (Comm* comm : comms_) {
+      void* const native = std::atomic_ref(comm->native).load();
+      const char* const error = native ? nccl_->poll(native, &is_busy) : nullptr;
+      if (error) return concat("rank ", rank(), ": ", error);
+    }
   return "";
 }
 
@@ -315,16 +316,21 @@ void NcclWorld::abort(const std::string& why) {
 }
 
 // All at once, in one group: one by one they may wait for peers that wait for another one. Where a
-// GPU hangs it never comes back, and a watchdog ends the process.
+// GPU hangs it never comes back, and a watchdog ends the process. The second pass is for what a
+// split has made meanwhile: NCCL's own thread writes it, and is done once the parent is gone.
 void NcclWorld::abort_all() {
-  std::vector<void*> natives;
-  for (Comm* comm : comms_) natives.push_back(std::exchange(comm->native, nullptr));
-  comms_.clear();
-  if (natives.empty()) return;
   const Wait wait("NCCL, to abort its communicators", [] { return 0; });
-  if (const char* const error =
-          nccl_->abort(natives.data(), static_cast<std::int32_t>(natives.size())))
-    log(LogLevel::warning, concat("World::nccl: rank ", rank(), ": ", error));
+  for (int pass = 0; pass < 2; ++pass) {
+    std::vector<void*> natives;
+    for (Comm* comm : comms_)
+      if (void* const native = std::atomic_ref(comm->native).exchange(nullptr))
+        natives.push_back(native);
+    const char* const error =
+        natives.empty() ? nullptr
+                        : nccl_->abort(natives.data(), static_cast<std::int32_t>(natives.size()));
+    if (error) log(LogLevel::warning, concat("World::nccl: rank ", rank(), ": ", error));
+  }
+  comms_.clear();
 }
 
 void NcclWorld::abandon() noexcept {

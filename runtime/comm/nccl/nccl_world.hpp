@@ -129,7 +129,7 @@ class NcclWorld {
   const kernels::NcclDriver* nccl_ = nullptr;
   std::atomic<int> attempt_{1};
   mutable std::mutex mutex_;  // of NCCL's calls
-  std::vector<Comm*> comms_;  // in the order of making
+  std::vector<Comm*> comms_;  // in the order of making; null ones are under way, or never come
   std::atomic<bool> has_failed_{false}, is_leaving_{false};
   mutable std::mutex reason_mutex_;
   std::string reason_, departed_;  // departed_: who is gone, as the store tells
