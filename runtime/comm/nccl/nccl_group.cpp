@@ -17,11 +17,13 @@ constexpr std::chrono::hours kForEver{24 * 365};  // a lost rank ends it earlier
 
 }  // namespace
 
-// A group of one rank has no communicator of its own.
+// Ranks of no group, or of one alone, get one too, which nobody uses: NCCL_SPLIT_NOCOLOR ends the
+// process where a peer dies meanwhile (ncclCommInitRankFunc fails through a null communicator).
 void NcclGroup::open(NcclGroup* whole) {
   if (world_.size() == 1) return;
   if (!whole) return world_.join(base_);
-  world_.split(whole->base_, seat_.size() > 1 ? seat_.ranks[0] : -1, seat_.rank, 0, base_);
+  world_.split(whole->base_, seat_.size() > 1 ? seat_.ranks[0] : world_.size(), seat_.rank, 0,
+               base_);
 }
 
 // One block of threads is enough for `control`, whose calls are small.

@@ -168,7 +168,7 @@ void NcclWorld::split(Comm& parent, int color, int part_key, int blocks, Comm& m
     check(nccl_->split(parent.native, color, part_key, blocks, &made.native));
   }
   finish(parent, "ncclCommSplit", true);
-  if (made.native) finish(made, "ncclCommSplit", true);
+  finish(made, "ncclCommSplit", true);
 }
 
 void NcclWorld::make_window(Comm& comm, void* data, std::int64_t bytes, void** window) {
@@ -222,7 +222,7 @@ void NcclWorld::finish(Comm& comm, const char* what, bool is_first) {
 void NcclWorld::free_all() {
   const std::lock_guard lock(mutex_);
   for (std::size_t i = comms_.size(); i-- > 0;) {
-    if (!comms_[i]->native) {  // a split that this rank has no part of
+    if (!comms_[i]->native) {  // of a split that failed
       comms_.pop_back();
       continue;
     }

@@ -60,7 +60,7 @@ class NcclWorld {
   };
   // Of all ranks of the world, by an id of this attempt.
   void join(Comm& made);
-  // A part of `parent`; a negative color makes none. Collective over it.
+  // A part of `parent`, with who gives the same color. Collective over it.
   void split(Comm& parent, int color, int key, int blocks, Comm& made);
   // Queues what `calls` queues as one group. `is_first`: peers may not be here yet.
   template <class F>
@@ -129,7 +129,7 @@ class NcclWorld {
   const kernels::NcclDriver* nccl_ = nullptr;
   std::atomic<int> attempt_{1};
   mutable std::mutex mutex_;  // of NCCL's calls
-  std::vector<Comm*> comms_;  // in the order of making; null ones are under way, or never come
+  std::vector<Comm*> comms_;  // in the order of making; null: under way, or failed
   std::atomic<bool> has_failed_{false}, is_leaving_{false};
   mutable std::mutex reason_mutex_;
   std::string reason_, departed_;  // departed_: who is gone, as the store tells
