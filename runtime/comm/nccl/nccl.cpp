@@ -58,6 +58,7 @@ class NcclBackend final : public World::Backend {
   // Its communicators are gone: each group gets a new one, of a new id.
   void rejoin(DeviceContext& context, std::span<double> largest) override {
     const std::lock_guard lock(mutex_);
+    world_->abandon();  // the watch thread may be about to
     for (const auto& group : groups_) group->forget();
     world_->begin_attempt(largest);
     static_cast<void>(context.acting_driver());
@@ -94,6 +95,7 @@ class NcclBackend final : public World::Backend {
 
   // The watch thread's.
   void look() {
+    const int attempt = world_->attempt();
     std::string late;
     if (const std::unique_lock lock(mutex_, std::try_to_lock); lock.owns_lock()) {
       for (const auto& group : groups_) {
@@ -102,7 +104,7 @@ class NcclBackend final : public World::Backend {
       }
       if (const std::string parted = difference(); !parted.empty()) return world_->fail(parted);
     }
-    world_->look(late, [this] {
+    world_->look(attempt, late, [this] {
       const std::unique_lock lock(mutex_, std::try_to_lock);
       if (!lock.owns_lock()) return concat("rank ", world_->rank(), " makes a group or recovers");
       std::string where;

@@ -248,26 +248,29 @@ void NcclWorld::expect_fine() const {
 }
 
 // The first rank that fails says why for all; of a call that is late, also where they are.
-std::string NcclWorld::first_reason(std::string own, bool asks_positions) try {
-  if (store_->add(key("failures"), 1) != 1) return store_->get(key("reason"), kReasonWithin);
+std::string NcclWorld::first_reason(std::string own, bool asks_positions, int attempt) try {
+  if (store_->add(key("failures", attempt), 1) != 1)
+    return store_->get(key("reason", attempt), kReasonWithin);
   const auto until = Clock::now() + kExplainWithin;
   for (int r = 0; r < size() && asks_positions; ++r) {
     if (r == rank()) continue;
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
     try {
-      own += concat("; ", store_->get(concat(key("position"), ' ', r), std::max(left, 1ms)));
+      own +=
+          concat("; ", store_->get(concat(key("position", attempt), ' ', r), std::max(left, 1ms)));
     } catch (const CommError&) {
       own += concat("; rank ", r, " says nothing");
     }
   }
-  store_->set(key("reason"), own);
+  store_->set(key("reason", attempt), own);
   return own;
 } catch (const std::exception&) {  // rank 0, which serves it, may be who is gone
   return own;
 }
 
 void NcclWorld::fail(const std::string& why) {
-  if (!has_failed()) abort(first_reason(why, false));
+  const int now = attempt_;
+  if (!has_failed()) abort(first_reason(why, false, now), now);
 }
 
 std::string NcclWorld::async_error() const {
@@ -282,7 +285,8 @@ std::string NcclWorld::async_error() const {
   return "";
 }
 
-void NcclWorld::look(const std::string& late, const std::function<std::string()>& position) {
+void NcclWorld::look(int now, const std::string& late,
+                     const std::function<std::string()>& position) {
   if (has_failed()) return;
   std::string why;
   {
@@ -290,29 +294,30 @@ void NcclWorld::look(const std::string& late, const std::function<std::string()>
     why = departed_;
   }
   if (why.empty()) why = async_error();
-  if (!why.empty()) return fail(why);
-  if (!late.empty()) return abort(first_reason(late, true));
+  if (!why.empty()) return abort(first_reason(why, false, now), now);
+  if (!late.empty()) return abort(first_reason(late, true, now), now);
   if (Clock::now() - asked_ < kAskEvery) return;
   asked_ = Clock::now();
   try {
-    if (store_->add(key("failures"), 0) == 0) return;
-    store_->set(concat(key("position"), ' ', rank()), position());
-    why = store_->get(key("reason"), kReasonWithin);
+    if (store_->add(key("failures", now), 0) == 0) return;
+    store_->set(concat(key("position", now), ' ', rank()), position());
+    why = store_->get(key("reason", now), kReasonWithin);
   } catch (const std::exception& error) {
     why = error.what();
   }
-  abort(why);
+  abort(why, now);
 }
 
-void NcclWorld::abort(const std::string& why) {
+// Who asked the store may come back when the world has recovered: a new attempt goes on.
+void NcclWorld::abort(const std::string& why, int attempt) {
   {
     const std::lock_guard lock(reason_mutex_);
-    if (has_failed()) return;
+    if (has_failed() || attempt_ != attempt) return;
     reason_ = why;
     has_failed_.store(true, std::memory_order_release);
   }
   const std::lock_guard lock(mutex_);
-  abort_all();
+  if (attempt_ == attempt) abort_all();
 }
 
 // All at once, in one group: one by one they may wait for peers that wait for another one. Where a
@@ -352,7 +357,7 @@ void NcclWorld::begin_attempt(std::span<double> largest) {
       std::memcpy(&number, told.data() + i * sizeof number, sizeof number);
       largest[i] = std::max(largest[i], number);
     }
-  const std::lock_guard lock(reason_mutex_);
+  const std::scoped_lock lock(mutex_, reason_mutex_);
   ++attempt_;
   reason_.clear();
   has_failed_.store(false, std::memory_order_release);

@@ -88,9 +88,10 @@ class NcclWorld {
   std::string async_error() const;  // what NCCL has noticed of itself; empty for nothing
   // This rank fails, of itself: the first reason of all ranks becomes that of all.
   void fail(const std::string& reason);
-  // Of the watch thread: whether a peer has failed, or is gone, or a call of this rank is `late`;
-  // then all is aborted on return. `position` says where this rank is, for a peer's message.
-  void look(const std::string& late, const std::function<std::string()>& position);
+  // Of the watch thread, in an attempt that may be over: whether a peer has failed, or is gone, or
+  // a call of this rank is `late`; then all is aborted on return. `position` says where this rank
+  // is, for a peer's message.
+  void look(int attempt, const std::string& late, const std::function<std::string()>& position);
   // Peers that wait for this rank at a meeting that it never comes to hear why.
   void last_words(const std::string& why) const { store_->last_words(why); }
   // All ranks meet, idle, behind a failure that none of them ended with, and can make communicators
@@ -117,12 +118,13 @@ class NcclWorld {
   };
 
   std::vector<int> all_ranks() const;
-  std::string key(std::string_view what) const { return concat(what, ' ', attempt_.load()); }
+  static std::string key(std::string_view what, int attempt) { return concat(what, ' ', attempt); }
+  std::string key(std::string_view what) const { return key(what, attempt_); }
   void agree(const std::string& uuid, const std::string& refused);
   void finish(Comm& comm, const char* what, bool is_first);
-  std::string first_reason(std::string own, bool asks_positions);
-  void abort(const std::string& reason);
-  void abort_all();  // with the lock
+  std::string first_reason(std::string own, bool asks_positions, int attempt);
+  void abort(const std::string& reason, int attempt);  // nothing where that one is over
+  void abort_all();                                    // with the lock
 
   const ProcessSeat seat_;
   const WorldOptions options_;
