@@ -54,6 +54,7 @@ class NcclCommunicator final : public Communicator {
   };
 
   void launch(const Op& op, const GroupCall& call) override {
+    world_.expect_fine();  // the communicator is gone then
     if (!role_.comm.native) {
       TESSERA_EXPECT(!context_.is_capturing(), "captured step: '", op.name, "' is the first call ",
                      "on communicator '", role(), "'; make one step before the captured one");

@@ -18,7 +18,6 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto kAskEvery = 200ms;    // whether a peer has failed
-constexpr auto kAbortWithin = 2s;    // or the process ends
 constexpr auto kReasonWithin = 5s;   // once a peer has failed
 constexpr auto kExplainWithin = 1s;  // what NCCL only sees the consequence of
 
