@@ -215,13 +215,16 @@ NcclError finalize(void* comm) {
 }
 NcclError destroy(void* comm) { return said("ncclCommDestroy", g_nccl.CommDestroy(comm_of(comm))); }
 
-// In one group: one after another they may wait for each other.
+// In one group: one after another they may wait for each other. One that is refused keeps none of
+// the others from being told; the first error is returned.
 NcclError abort(void* const* comms, std::int32_t count) {
   NcclError error = said("ncclGroupStart", g_nccl.GroupStart());
-  for (std::int32_t i = 0; i < count && !error; ++i)
-    error = said("ncclCommAbort", g_nccl.CommAbort(comm_of(comms[i])));
-  const NcclError ended = said("ncclGroupEnd", g_nccl.GroupEnd());
-  return error ? error : ended;
+  for (std::int32_t i = 0; i < count; ++i) {
+    const ncclResult_t one = g_nccl.CommAbort(comm_of(comms[i]));
+    if (!error) error = said("ncclCommAbort", one);
+  }
+  const ncclResult_t ended = g_nccl.GroupEnd();
+  return error ? error : said("ncclGroupEnd", ended);
 }
 
 // --- memory
