@@ -55,6 +55,7 @@ struct Calls {
 };
 Calls g_nccl;
 NcclLibrary g_library;  // its file is empty until it is open
+void* g_handle = nullptr;
 
 thread_local char g_line[2048];
 
@@ -132,12 +133,19 @@ NcclError find_calls(void* handle, const char* file) {
 }
 
 NcclError load(const char* file) {
-  void* const handle = *file ? dlopen(file, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE) : open_any();
-  if (!handle) {
+  g_handle = *file ? dlopen(file, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE) : open_any();
+  if (!g_handle) {
     const char* const why = dlerror();
     return line("NCCL can't be loaded (%.400s); %s", why ? why : "no reason given", kRemedy);
   }
-  return find_calls(handle, *file ? file : kName);
+  return find_calls(g_handle, *file ? file : kName);
+}
+
+// Whatever it is called by: a name without a path, or a link.
+bool is_open(const char* file) {
+  void* const same = dlopen(file, RTLD_NOW | RTLD_NOLOAD);
+  if (same) dlclose(same);
+  return same && same == g_handle;
 }
 
 NcclError open(const char* file, NcclLibrary* out) {
@@ -157,7 +165,7 @@ NcclError open(const char* file, NcclLibrary* out) {
       return line("%s is NCCL %s, which is too old; %s", found.file, version, kRemedy);
     g_library = found;
   }
-  if (*file && std::strcmp(file, g_library.file) != 0)
+  if (*file && !is_open(file))
     return line("this process has NCCL from %s already, and can't take that of %.500s",
                 g_library.file, file);
   *out = g_library;

@@ -1,5 +1,7 @@
 // Ranks that find no NCCL, or one of another version, over a double of it. Each is a process,
 // forked from one that has opened none.
+#include <filesystem>
+
 #include "tests/comm/nccl_worlds.hpp"
 #include "tests/support/catch.hpp"
 
@@ -27,4 +29,15 @@ TEST_CASE("nccl: ranks without NCCL, or with another version are named to all", 
   };
   for (const std::string& said : nccl_processes(2, nothing, {}, set_old))
     CHECK_THAT(said, Contains("is NCCL 2.26.4, which is too old"));
+}
+
+TEST_CASE("nccl: another name of the library that the process has is taken for it", "[comm]") {
+  const auto rename = [](int, WorldOptions& options) {
+    double_call<long long(const char*)>("tessera_nccl_double_count");  // loads it by its first name
+    const std::filesystem::path file = TESSERA_NCCL_DOUBLE;
+    options.nccl.library = (file.parent_path() / "." / file.filename()).string();
+  };
+  for (const std::string& said :
+       nccl_processes(2, [](World&) { return std::string("came"); }, {}, rename))
+    CHECK(said == "came");
 }
