@@ -89,13 +89,24 @@ void driver_release(char* out, std::size_t size_bytes) {
   }
 }
 
+thread_local std::int32_t g_device = -1;  // the calling thread's, once it has used one
+
+DriverError use(std::int32_t device) {
+  if (device == g_device) return nullptr;
+  const DriverError error = said("cudaSetDevice", cudaSetDevice(device));
+  g_device = error ? -1 : device;
+  return error;
+}
+
+// A thread that has used no device stays on this one: to go back to GPU 0, where threads begin,
+// would make a context there.
 DriverError has_kernels(std::int32_t device, const cudaDeviceProp& properties) {
-  int before = 0;
+  const std::int32_t before = g_device;
   cudaFuncAttributes attributes{};
-  if (const DriverError error = said("cudaGetDevice", cudaGetDevice(&before))) return error;
-  if (const DriverError error = said("cudaSetDevice", cudaSetDevice(device))) return error;
+  if (const DriverError error = use(device)) return error;
   const cudaError_t loaded = cudaFuncGetAttributes(&attributes, image_probe());
-  if (const DriverError error = said("cudaSetDevice", cudaSetDevice(before))) return error;
+  if (before >= 0)
+    if (const DriverError error = use(before)) return error;
   if (loaded == cudaErrorNoKernelImageForDevice || loaded == cudaErrorInvalidDeviceFunction) {
     cudaGetLastError();
     return line(
@@ -134,15 +145,6 @@ DriverError describe(std::int32_t device, DriverDevice* out) {
                 driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000,
                 CUDART_VERSION % 1000 / 10, blas / 10000, blas / 100 % 100, blas % 100);
   return has_kernels(device, properties);
-}
-
-thread_local std::int32_t g_device = -1;  // the calling thread's, once it has used one
-
-DriverError use(std::int32_t device) {
-  if (device == g_device) return nullptr;
-  const DriverError error = said("cudaSetDevice", cudaSetDevice(device));
-  g_device = error ? -1 : device;
-  return error;
 }
 
 DriverError reach(std::int32_t device, std::int32_t peer, bool* reaches) {
