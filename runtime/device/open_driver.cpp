@@ -19,7 +19,7 @@ std::filesystem::path own_folder() {
   Dl_info info{};
   std::error_code ignored;
   std::filesystem::path file;
-  if (dladdr(reinterpret_cast<const void*>(&open_driver), &info) != 0 && info.dli_fname)
+  if (dladdr(reinterpret_cast<const void*>(&find_module), &info) != 0 && info.dli_fname)
     file = std::filesystem::canonical(info.dli_fname, ignored);
   if (file.empty()) file = std::filesystem::read_symlink("/proc/self/exe", ignored);
   return file.parent_path();
@@ -89,8 +89,12 @@ void check(DriverError error) {
 
 }  // namespace
 
+const Driver& open_driver(const std::string& module, std::uint64_t kernels_layout) {
+  return checked_table(load(module), module, kernels_layout);
+}
+
 const Driver& open_driver(const std::string& module, std::uint64_t kernels_layout, int index) {
-  const Driver& driver = checked_table(load(module), module, kernels_layout);
+  const Driver& driver = open_driver(module, kernels_layout);
   std::int32_t devices = 0;
   check(driver.count(&devices));
   if (index >= devices)

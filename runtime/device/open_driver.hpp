@@ -23,5 +23,7 @@ std::string find_module(const std::string& name, const std::string& build_folder
 // version of this library or for another list of kernels than `kernels_layout`, or cannot use the
 // device.
 const Driver& open_driver(const std::string& module, std::uint64_t kernels_layout, int index);
+// The driver alone, for who has no device yet: it looks at none, since a look makes a context.
+const Driver& open_driver(const std::string& module, std::uint64_t kernels_layout);
 
 }  // namespace tessera

@@ -24,7 +24,10 @@ class NcclBackend final : public World::Backend {
   // Where the world was never whole, or its end has failed, communicators are left.
   ~NcclBackend() override {
     poll_thread_.reset();
-    if (context_) context_->set_on_block({});
+    if (context_) {
+      context_->set_on_block({});
+      static_cast<void>(context_->acting_driver());
+    }
     world_->abandon();
   }
   NcclBackend(const NcclBackend&) = delete;
@@ -93,8 +96,9 @@ class NcclBackend final : public World::Backend {
     context_->set_on_block({});
   }
 
-  // The watch thread's.
+  // The watch thread's, whose device is at first GPU 0, as every thread's.
   void look() {
+    static_cast<void>(context_->acting_driver());
     const int attempt = world_->attempt();
     std::string late;
     if (const std::unique_lock lock(mutex_, std::try_to_lock); lock.owns_lock()) {
@@ -161,7 +165,7 @@ class NcclBackend final : public World::Backend {
 
 // The GPU of this process, and its UUID.
 std::string choose_gpu(const ProcessSeat& seat, DeviceChoice& choice) {
-  const Driver& driver = open_driver(choice.module, kernels::kKernelsLayout, 0);
+  const Driver& driver = open_driver(choice.module, kernels::kKernelsLayout);
   std::int32_t gpus = 0;
   if (const char* const error = driver.count(&gpus)) throw DeviceError(error);
   if (!choice.index) choice.index = gpus == 1 ? 0 : seat.local_rank;
