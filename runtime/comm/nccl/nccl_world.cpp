@@ -218,20 +218,24 @@ void NcclWorld::finish(Comm& comm, const char* what, bool is_first) {
   throw CommError(concat("rank ", rank(), ": ", error));
 }
 
+// NCCL's destroy has no deadline, so a watchdog looks at that.
 void NcclWorld::free_all() {
+  const auto until = Clock::now() + init_timeout();
   const std::lock_guard lock(mutex_);
-  for (std::size_t i = comms_.size(); i-- > 0;) {
-    if (!comms_[i]->native) {  // of a split that failed
-      comms_.pop_back();
-      continue;
-    }
-    check(nccl_->finalize(comms_[i]->native));
-    for (bool is_busy = true; is_busy; std::this_thread::sleep_for(200us)) {
-      check(nccl_->poll(comms_[i]->native, &is_busy));
+  const Wait wait("NCCL, to free its communicators", [] { return 0; });
+  for (; !comms_.empty(); comms_.pop_back()) {
+    void*& native = comms_.back()->native;
+    if (!native) continue;  // of a split that failed
+    check(nccl_->finalize(native));
+    for (bool is_busy = true;; std::this_thread::sleep_for(200us)) {
+      check(nccl_->poll(native, &is_busy));
       if (!is_busy) break;
+      if (Clock::now() > until)
+        throw CommError(concat("rank ", rank(), ": NCCL has not freed its communicators in ",
+                               options_.init_timeout_seconds,
+                               " s; drop captured steps before the world ends"));
     }
-    check(nccl_->destroy(std::exchange(comms_[i]->native, nullptr)));
-    comms_.pop_back();
+    check(nccl_->destroy(std::exchange(native, nullptr)));
   }
 }
 

@@ -78,7 +78,8 @@ class NcclWorld {
   // See NcclDriver::make_window; *window stays where it is. Collective over `comm`.
   void make_window(Comm& comm, void* data, std::int64_t bytes, void** window);
   void end_window(const Comm& comm, void* window) noexcept;
-  // In order, all ranks are here, and nothing is queued.
+  // In order, all ranks are here, and nothing is queued.  Throws: CommError where NCCL fails, or
+  // takes longer than `init_timeout`.
   void free_all();
 
   // --- failure
