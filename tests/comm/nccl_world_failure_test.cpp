@@ -52,6 +52,24 @@ TEST_CASE("nccl: a rank that throws is named to all, who go on together", "[comm
   CHECK(communicators() == 0);
 }
 
+TEST_CASE("nccl: a failure while a communicator is split off leaves none of it", "[comm]") {
+  for (const std::string& said : nccl_threads(2, [](World& world) {
+         std::string heard;
+         try {
+           if (world.rank() == 1) {
+             std::this_thread::sleep_for(300ms);
+             throw std::runtime_error("no luck");
+           }
+           world.sum(1);  // the first call, which splits
+         } catch (const std::exception&) {
+           heard = world.recover();
+         }
+         return heard + (world.sum(1) == 2 ? "" : "; the sum is wrong");
+       }))
+    CHECK_THAT(said, Contains("no luck") && !Contains("wrong"));
+  CHECK(communicators() == 0);
+}
+
 TEST_CASE("nccl: groups are made anew after a failure", "[comm]") {
   WorldOptions options;
   options.nccl.windows = true;  // memory outlives the communicators
