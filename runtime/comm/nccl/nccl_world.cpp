@@ -230,10 +230,12 @@ void NcclWorld::free_all() {
     for (bool is_busy = true;; std::this_thread::sleep_for(200us)) {
       check(nccl_->poll(native, &is_busy));
       if (!is_busy) break;
-      if (Clock::now() > until)
-        throw CommError(concat("rank ", rank(), ": NCCL has not freed its communicators in ",
-                               options_.init_timeout_seconds,
-                               " s; drop captured steps before the world ends"));
+      if (Clock::now() <= until) continue;
+      const std::string why =
+          concat("rank ", rank(), ": NCCL has not freed its communicators in ",
+                 options_.init_timeout_seconds, " s; drop captured steps before the world ends");
+      log(LogLevel::error, concat("World::nccl: ", why));  // the abort may wait for the same
+      throw CommError(why);
     }
     check(nccl_->destroy(std::exchange(native, nullptr)));
   }

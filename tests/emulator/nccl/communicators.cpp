@@ -252,7 +252,9 @@ ncclResult_t ncclCommFinalize(ncclComm_t handle) {
   const std::shared_ptr<Comm> comm = ready(handle, "ncclCommFinalize", &why);
   if (!comm) return in_group(why);
   comm->is_finalized = true;
-  return submit(comm, [comm] { return comm->queued == 0 ? ncclSuccess : ncclInProgress; });
+  return submit(comm, [comm] {
+    return comm->queued == 0 && comm->graphs == 0 ? ncclSuccess : ncclInProgress;
+  });
 }
 
 ncclResult_t ncclCommDestroy(ncclComm_t handle) {
