@@ -169,7 +169,7 @@ TEST_CASE("an abort waits until its peers' kernels have ended", "[threads]") {
 TEST_CASE("an abort by another thread ends a call that waits for peers", "[threads]") {
   on_threads(2, [](Rank& me) {
     if (me.rank == 1) return me.abort();
-    const ncclComm_t comm = me.comm;
+    auto* const comm = me.comm;
     std::thread aborts([comm] {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
       expect(ncclCommAbort(comm) == ncclSuccess, "abort");

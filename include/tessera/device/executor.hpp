@@ -77,7 +77,7 @@ class Executor {
   virtual Lost recover() { return {}; }
   // What the host had not seen the end of before its last `block` has failed with `error`, as that
   // of a peer does, which the device itself does not notice. Of `cuda` only.
-  virtual void fail_unseen(std::exception_ptr /*error*/) {}
+  virtual void fail_unseen(const std::exception_ptr& /*error*/) {}
 
   // For `cuda` only; see DeviceContext::begin_capture. captures: whether operations can be kept
   // instead of run. begin_capture: from here on they are. end_capture: no longer; returns the graph

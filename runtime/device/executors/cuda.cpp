@@ -131,9 +131,9 @@ class CudaExecutor final : public Executor {
       count_waits();
     runner_.failure().rethrow();
   }
-  void fail_unseen(std::exception_ptr error) override {
+  void fail_unseen(const std::exception_ptr& error) override {
     known_ = sure_;
-    lose("a collective", std::move(error));
+    lose("a collective", error);
   }
   Lost recover() override {
     known_ = sure_ = submitted_;
