@@ -49,13 +49,16 @@ void Runner::keep_failure(const Operation& operation, const F& f) {
 
 void Runner::run(const Operation& operation) {
   if (failure_.reaches(operation.stream)) return skip(operation);
+  const bool is_watched = !observers_.empty();  // asked once: of each operation it is a cost
   keep_failure(operation, [&] {
-    tell_started(operation);
+    if (is_watched) [[unlikely]]
+      tell_started(operation);
     if (operation.barrier == nullptr)
       call(operation, Exec::Phase::run);
     else
       run_collective(operation);
-    tell_finished(operation);
+    if (is_watched) [[unlikely]]
+      tell_finished(operation);
   });
 }
 
