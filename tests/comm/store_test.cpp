@@ -426,6 +426,7 @@ TEST_CASE("a process that is stopped is lost once it has been silent for as long
     REQUIRE(news.size() == 1);
     CHECK(news[0].rank == 0);
     CHECK_THAT(news[0].why, Contains("rank 0") && Contains("shows no life"));
+    CHECK_THROWS_AS(store->add("a question", 1), LostRank);
   }
 }
 

@@ -173,11 +173,13 @@ void StoreClient::beat() {
   last_beat_ = now;
   const auto every = silence_ > 0ms ? std::clamp(silence_ / 4, 10ms, kBeat) : kBeat;
   silent_ += std::min(passed, 2 * every);
-  if (silence_ > 0ms && silent_ >= silence_ && server_departed_.empty())
+  if (silence_ > 0ms && silent_ >= silence_ && server_departed_.empty()) {
     depart(0, Departure::lost,
            concat("rank 0, which serves the store, shows no life for ",
                   static_cast<double>(silence_.count()) * 1e-3,
                   " s: its process is stopped or starved, or its machine can't be reached"));
+    return lose(server_departed_);  // nobody waits for its answers any more
+  }
   out_ += encode({.kind = MessageKind::beat});
   write();
   beat_.expires_after(every);
