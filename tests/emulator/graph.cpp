@@ -77,15 +77,15 @@ bool Capture::end() {
   return known_[0] == counts_;
 }
 
-Graph::Graph(std::shared_ptr<const Capture> capture) : capture_(std::move(capture)) {
-  for (std::size_t i = 0; i < capture_->streams(); ++i)
-    streams_.push_back(std::make_unique<Stream>(capture_->device()));
+Graph::Graph(Capture& capture) : nodes_(capture.take_nodes()), marks_(capture.marks()) {
+  for (std::size_t i = 0; i < capture.streams(); ++i)
+    streams_.push_back(std::make_unique<Stream>(capture.device()));
 }
 
 void Graph::run() {
-  std::vector<std::shared_ptr<Mark>> marks(capture_->marks());
+  std::vector<std::shared_ptr<Mark>> marks(marks_);
   for (auto& mark : marks) mark = std::make_shared<Mark>();
-  for (const Capture::Node& node : capture_->nodes()) {
+  for (const Capture::Node& node : nodes_) {
     Stream& stream = *streams_[node.stream];
     if (node.work)
       stream.push(node.work);
@@ -161,7 +161,7 @@ const char* end_capture(void* stream, void** graph) {
   const std::shared_ptr<Capture> capture = stream_of(stream).capture();
   if (!capture || stream_of(stream).captured_as() != 0) return "no capture began on this stream";
   if (!capture->end()) return "a captured stream that the first has not waited for";
-  *graph = new std::shared_ptr<Graph>(std::make_shared<Graph>(capture));
+  *graph = new std::shared_ptr<Graph>(std::make_shared<Graph>(*capture));
   return nullptr;
 }
 

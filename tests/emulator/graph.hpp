@@ -57,7 +57,8 @@ class Capture {
   int device() const { return device_; }
   std::size_t streams() const { return streams_.size(); }
   std::size_t marks() const { return marks_; }
-  const std::vector<Node>& nodes() const { return nodes_; }
+  // The graph's alone from here on: events that were recorded in the capture keep the rest of it.
+  std::vector<Node> take_nodes() { return std::move(nodes_); }
 
  private:
   std::vector<Stream*> streams_;
@@ -71,12 +72,13 @@ class Capture {
 
 class Graph {
  public:
-  explicit Graph(std::shared_ptr<const Capture> capture);
+  explicit Graph(Capture& capture);
   // The caller sleeps until all of it has run.
   void run();
 
  private:
-  std::shared_ptr<const Capture> capture_;
+  const std::vector<Capture::Node> nodes_;
+  const std::size_t marks_;
   std::vector<std::unique_ptr<Stream>> streams_;
 };
 
