@@ -329,7 +329,10 @@ void NcclWorld::abort(const std::string& why, int attempt) {
 // GPU hangs it never comes back, and a watchdog ends the process. The second pass is for what a
 // split has made meanwhile: NCCL's own thread writes it, and is done once the parent is gone.
 void NcclWorld::abort_all() {
-  const Wait wait("NCCL, to abort its communicators", [] { return 0; });
+  const std::string why = reason();  // or nobody would hear it, where the abort never comes back
+  const std::string what =
+      concat("NCCL, to abort its communicators", why.empty() ? "" : concat(" (", why, ")"));
+  const Wait wait(what.c_str(), [] { return 0; });
   for (int pass = 0; pass < 2; ++pass) {
     std::vector<void*> natives;
     for (Comm* comm : comms_)
