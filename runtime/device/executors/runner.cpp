@@ -70,16 +70,16 @@ void Runner::run_collective(const Operation& operation) {
   operation.barrier->leave();
 }
 
-void Runner::begin(const Operation& operation) {
-  if (!observers_.empty()) keep_failure(operation, [&] { tell_started(operation); });
+void Runner::begin_watched(const Operation& operation) {
+  keep_failure(operation, [&] { tell_started(operation); });
 }
 
 void Runner::invoke(const Operation& operation, Exec::Phase phase) {
   if (!failure_.reaches(operation.stream)) keep_failure(operation, [&] { call(operation, phase); });
 }
 
-void Runner::end(const Operation& operation) {
-  if (!observers_.empty() && !failure_.reaches(operation.stream))
+void Runner::end_watched(const Operation& operation) {
+  if (!failure_.reaches(operation.stream))
     keep_failure(operation, [&] { tell_finished(operation); });
 }
 

@@ -36,9 +36,15 @@ class Runner {
   void run(const Operation& operation);
 
   // The pieces, for an executor that goes through the barrier itself. Each keeps what is thrown.
-  void begin(const Operation& operation);
+  void begin(const Operation& operation) {
+    if (!observers_.empty()) [[unlikely]]
+      begin_watched(operation);
+  }
   void invoke(const Operation& operation, Exec::Phase phase);
-  void end(const Operation& operation);
+  void end(const Operation& operation) {
+    if (!observers_.empty()) [[unlikely]]
+      end_watched(operation);
+  }
   // Keeps `error` as the failure of `operation`, and aborts its barrier.
   void fail(const Operation& operation, std::exception_ptr error);
   // The operation of `tick` has failed too, or may have.
@@ -65,6 +71,8 @@ class Runner {
   // Keeps what `f` throws as the failure of `operation`.
   template <class F>
   void keep_failure(const Operation& operation, const F& f);
+  void begin_watched(const Operation& operation);
+  void end_watched(const Operation& operation);
   void tell_started(const Operation& operation) const;
   void tell_finished(const Operation& operation) const;
   void run_collective(const Operation& operation);
