@@ -4,9 +4,10 @@
 //
 //   bench-rollout [PAIRS [DIM [LAYERS]]]     7 256 8
 //
-// Each rank has one thread, and seeds of its own for the same prompts. Before each rollout all parameters
-// count as updated, as after a step of training, so that the sharded model gathers them once. Pairs
-// of samples alternate; what is printed are medians, and the least and the largest ratio of a pair.
+// Each rank has one thread, and seeds of its own for the same prompts. Before each rollout all
+// parameters count as updated, as after a step of training, so that the sharded model gathers them
+// once. Pairs of samples alternate; what is printed are medians, and the least and the largest
+// ratio of a pair.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
