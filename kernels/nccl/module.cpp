@@ -17,7 +17,7 @@ namespace tessera::kernels {
 namespace {
 
 constexpr const char* kName = "libnccl.so.2";
-constexpr int kOldest = NCCL_VERSION(2, 27, 0);
+constexpr int kOldest = NCCL_VERSION(2, 27, 0), kHasAllToAll = NCCL_VERSION(2, 28, 0);
 constexpr const char* kRemedy =
     "install NCCL 2.27 or newer (pip install nvidia-nccl-cu13, or apt-get install libnccl2), or "
     "name its file in TESSERA_NCCL";
@@ -50,6 +50,7 @@ struct Calls {
   decltype(&::ncclRecv) Recv;
   decltype(&::ncclReduceScatter) ReduceScatter;
   decltype(&::ncclAllReduce) AllReduce;
+  decltype(&::ncclAllGather) AlltoAll;  // null before 2.28; its header may not have it either
   decltype(&::ncclGetErrorString) GetErrorString;
   decltype(&::ncclGetLastError) GetLastError;
 };
@@ -127,6 +128,7 @@ NcclError find_calls(void* handle, const char* file) {
   find(g_nccl.Recv, "ncclRecv");
   find(g_nccl.ReduceScatter, "ncclReduceScatter");
   find(g_nccl.AllReduce, "ncclAllReduce");
+  g_nccl.AlltoAll = reinterpret_cast<decltype(g_nccl.AlltoAll)>(dlsym(handle, "ncclAlltoAll"));
   find(g_nccl.GetErrorString, "ncclGetErrorString");
   find(g_nccl.GetLastError, "ncclGetLastError");
   return error;
@@ -163,6 +165,7 @@ NcclError open(const char* file, NcclLibrary* out) {
     write_version(found.version, version);
     if (found.version < kOldest)
       return line("%s is NCCL %s, which is too old; %s", found.file, version, kRemedy);
+    if (found.version < kHasAllToAll) g_nccl.AlltoAll = nullptr;
     g_library = found;
   }
   if (*file && !is_open(file))
@@ -284,6 +287,24 @@ NcclError recv(void* data, std::int64_t bytes, std::int32_t from, void* comm, vo
               comm_of(comm));
 }
 
+NcclError all_to_all(const void* send_from, void* recv_to, std::int64_t bytes, std::int32_t ranks,
+                     void* comm, void* stream) {
+  if (g_nccl.AlltoAll)
+    return said("ncclAlltoAll",
+                g_nccl.AlltoAll(send_from, recv_to, size_of(bytes), ncclUint8, comm_of(comm),
+                                stream_of(stream)),
+                comm_of(comm));
+  for (std::int32_t peer = 0; peer < ranks; ++peer) {
+    if (const NcclError error =
+            send(static_cast<const char*>(send_from) + peer * bytes, bytes, peer, comm, stream))
+      return error;
+    if (const NcclError error =
+            recv(static_cast<char*>(recv_to) + peer * bytes, bytes, peer, comm, stream))
+      return error;
+  }
+  return nullptr;
+}
+
 ncclDataType_t type_of(NcclSum as) {
   constexpr ncclDataType_t kTypes[] = {ncclInt32, ncclInt64, ncclFloat32, ncclFloat64};
   return kTypes[static_cast<int>(as)];
@@ -323,6 +344,7 @@ constinit const NcclDriver kDriver = {.version = kNcclDriverVersion,
                                       .broadcast = broadcast,
                                       .send = send,
                                       .recv = recv,
+                                      .all_to_all = all_to_all,
                                       .reduce_scatter = reduce_scatter,
                                       .all_reduce = all_reduce};
 

@@ -28,7 +28,7 @@ struct NcclLibrary {
 enum class NcclSum : std::int32_t { i32, i64, f32, f64 };
 
 // Changes whenever the table does.
-inline constexpr std::uint32_t kNcclDriverVersion = 1;
+inline constexpr std::uint32_t kNcclDriverVersion = 2;
 
 struct NcclDriver {
   std::uint32_t version;       // kNcclDriverVersion of the module's build
@@ -75,6 +75,9 @@ struct NcclDriver {
   NcclError (*send)(const void* data, std::int64_t bytes, std::int32_t to, void* comm,
                     void* stream);
   NcclError (*recv)(void* data, std::int64_t bytes, std::int32_t from, void* comm, void* stream);
+  // `bytes` from each of the communicator's `ranks` for each; before NCCL 2.28 sends and receives.
+  NcclError (*all_to_all)(const void* send, void* recv, std::int64_t bytes, std::int32_t ranks,
+                          void* comm, void* stream);
   NcclError (*reduce_scatter)(const void* send, void* recv, std::int64_t count, NcclSum as,
                               void* comm, void* stream);
   NcclError (*all_reduce)(const void* send, void* recv, std::int64_t count, NcclSum as, void* comm,

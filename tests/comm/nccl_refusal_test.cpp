@@ -41,3 +41,39 @@ TEST_CASE("nccl: another name of the library that the process has is taken for i
        nccl_processes(2, [](World&) { return std::string("came"); }, {}, rename))
     CHECK(said == "came");
 }
+
+TEST_CASE("nccl: an all_to_all is one call from NCCL 2.28 on, and sends and receives before",
+          "[comm]") {
+  constexpr std::int64_t kCount = 20'000;  // of f32 for each rank, more than is staged
+  const auto exchange = [](World& world) {
+    const auto memory = world.allocate_symmetric(4 * kCount * 4);
+    auto* const send = reinterpret_cast<float*>(memory->data());
+    float* const recv = send + 2 * kCount;
+    const auto value = [](int from, std::int64_t i) {
+      return static_cast<float>(from * 10 * kCount + i);
+    };
+    for (std::int64_t i = 0; i < 2 * kCount; ++i) send[i] = value(world.rank(), i);
+    LastUse use;
+    const Access all[] = {{&use, send, recv + 2 * kCount, AccessMode::write}};
+    const auto calls = [] {
+      return double_call<long long(const char*)>("tessera_nccl_double_count")("calls");
+    };
+    world.barrier();
+    const long long before = calls();
+    world.gather().submit(
+        {.send = send, .recv = recv, .count = kCount, .kind = CollectiveKind::all_to_all}, "deal",
+        all);
+    world.device().synchronize();
+    for (std::int64_t i = 0; i < 2 * kCount; ++i)
+      if (recv[i] != value(static_cast<int>(i / kCount), world.rank() * kCount + i % kCount))
+        return concat("wrong at ", i);
+    return concat(calls() - before, " calls");
+  };
+  for (const long long version : {22705, 22809}) {
+    const auto set_version = [&](int, WorldOptions&) {
+      double_call<bool(const char*, long long)>("tessera_nccl_double_set")("version", version);
+    };
+    for (const std::string& said : nccl_processes(2, exchange, {}, set_version))
+      CHECK(said == (version < 22800 ? "4 calls" : "1 calls"));
+  }
+}

@@ -65,6 +65,54 @@ TEST_CASE("nccl: with ordered sums three ranks have the bits of threads, without
   }
 }
 
+// Two blocks of the landing memory and more, of a count that no number of ranks divides. Each rank
+// adds a part, so that it receives 2 (n - 1) / n times what it sends, but for a rest of less than
+// 16 bytes a rank, of which it receives all.
+TEST_CASE("nccl: a large ordered all_reduce moves its bytes twice, with the bits of threads",
+          "[comm]") {
+  constexpr std::int64_t kCount = (5 << 20) + 1021, kBytes = 2 * kCount;
+  const std::uint64_t seed = fresh_seed();
+  INFO("seed " << seed);
+  const auto sums_of = [&](World& world) {
+    const auto memory = world.allocate_symmetric(2 * kBytes);
+    auto* const send = reinterpret_cast<std::uint16_t*>(memory->data());
+    std::mt19937_64 random(seed + static_cast<std::uint64_t>(world.rank()));
+    for (std::int64_t i = 0; i < kCount; ++i)
+      send[i] = static_cast<std::uint16_t>(0x3f80 | (random() & 0x807f));  // of bf16, +-1 to 2
+    LastUse use;
+    const Access all[] = {{&use, memory->data(), memory->data() + 2 * kBytes, AccessMode::write}};
+    world.reduce().submit({.send = send,
+                           .recv = send + kCount,
+                           .count = kCount,
+                           .kind = CollectiveKind::all_reduce,
+                           .dtype = DType::bf16},
+                          "sum", all);
+    world.device().synchronize();
+    return std::vector<std::uint16_t>(send + kCount, send + 2 * kCount);
+  };
+  const auto moved = [] {
+    return double_call<long long(const char*)>("tessera_nccl_double_count")("moved");
+  };
+  for (const int ranks : {2, 3}) {
+    INFO(ranks << " ranks");
+    std::vector<std::vector<std::uint16_t>> expected(static_cast<std::size_t>(ranks));
+    run_local(ranks, {.threads = 1}, [&](World& world) {
+      expected[static_cast<std::size_t>(world.rank())] = sums_of(world);
+    });
+    std::vector<std::vector<std::uint16_t>> found(expected.size());
+    const long long before = moved();
+    const std::vector<std::string> said = nccl_threads(ranks, [&](World& world) {
+      found[static_cast<std::size_t>(world.rank())] = sums_of(world);
+      return std::string();
+    });
+    for (const std::string& one : said) CHECK(one == "");
+    CHECK(found == expected);
+    const long long n = ranks, least = 2 * (n - 1) * kBytes, rest = n * n * n * 16;
+    CHECK(moved() - before >= least - rest);
+    CHECK(moved() - before <= least + rest);
+  }
+}
+
 TEST_CASE("nccl: groups of any ranks, and of one, have the bits of threads", "[comm]") {
   const std::uint64_t seed = fresh_seed();
   INFO("seed " << seed);

@@ -2,7 +2,8 @@
 //
 //   small (staged)   copy to staging ─ exchange ─ fold or copy to where it belongs
 //   a large sum      of f32, f64, i32, i64: NCCL's own
-//   other sums       in blocks: each rank's part to who adds it ─ fold in rank order
+//   other sums       in blocks: each rank's part to who adds it ─ fold in rank order; of an
+//                    all_reduce each rank adds a part of the block ─ gather the parts
 //   the rest         NCCL's all-gathers, broadcasts, sends and receives, of bytes
 //
 // What is folded has the bits of threads: NCCL adds 16-bit values in another order, and rounds at
@@ -20,7 +21,7 @@
 namespace tessera::comm {
 namespace {
 
-constexpr std::int64_t kLineBytes = 256;
+constexpr std::int64_t kLineBytes = 256, kWideBytes = 16;
 
 kernels::NcclSum nccl_type(DType dtype) {
   return dtype == i32   ? kernels::NcclSum::i32
@@ -110,13 +111,14 @@ class NcclCommunicator final : public Communicator {
         else if (c.count > 0)
           add(c, send, staged != StagingPlan::kDirect);
       }
-      flush();
+      do flush();
+      while (!calls_.empty());
     }
 
    private:
     // NCCL's calls are kept until the group is whole, so that what only copies is queued before it.
     struct Call {
-      enum Kind : std::uint8_t { gather, broadcast, send, recv, scatter_sum, sum } kind;
+      enum Kind : std::uint8_t { gather, broadcast, all_to_all, send, recv, scatter_sum, sum } kind;
       const void* from;
       void* to;
       std::int64_t size;  // bytes; of sums elements
@@ -138,7 +140,9 @@ class NcclCommunicator final : public Communicator {
         case CollectiveKind::reduce_scatter:
         case CollectiveKind::all_reduce:
         case CollectiveKind::reduce:
-          if (is_staged || !self_.adds(c)) return fold(c, send);
+          if (!is_staged && !self_.adds(c) && c.kind == CollectiveKind::all_reduce)
+            return fold_parts(c, send);
+          if (is_staged || !self_.adds(c)) return fold(c, send, 0);
           return call({c.kind == CollectiveKind::all_reduce ? Call::sum : Call::scatter_sum, send,
                        c.recv, c.count, 0, c.dtype});
         case CollectiveKind::broadcast: {
@@ -147,11 +151,7 @@ class NcclCommunicator final : public Communicator {
         }
         case CollectiveKind::all_to_all: {
           std::byte* const recv = land(c, is_staged, bytes * size_);
-          for (int peer = 0; peer < size_; ++peer) {
-            call({Call::send, send + peer * bytes, nullptr, bytes, peer});
-            call({Call::recv, nullptr, recv + peer * bytes, bytes, peer});
-          }
-          return;
+          return call({Call::all_to_all, send, recv, bytes});
         }
         case CollectiveKind::send_recv: {
           void* const recv = land(c, is_staged, bytes);
@@ -168,12 +168,42 @@ class NcclCommunicator final : public Communicator {
       }
     }
 
-    // In blocks of as many elements as have room, the blocks of all ranks one behind another.
-    void fold(const Collective& c, const std::byte* send) {
+    // So many elements of each rank fit into the landing memory.
+    std::int64_t most_landed(std::int64_t width) const {
+      return std::max<std::int64_t>(kLandingBytes / size_ / kLineBytes * kLineBytes / width, 1);
+    }
+
+    // An all_reduce, block by block: each rank adds its part of the block, and the parts are
+    // gathered with the next block's exchange. So a rank receives 2 (n - 1) / n times what it
+    // sends, where a gather of all would bring n - 1 times as much. What is too short for n parts
+    // of wide loads is gathered.
+    void fold_parts(const Collective& c, const std::byte* send) {
       const auto width = static_cast<std::int64_t>(size_bytes(c.dtype));
-      const std::int64_t most =
-          std::max<std::int64_t>(kLandingBytes / size_ / kLineBytes * kLineBytes / width, 1);
-      for (std::int64_t first = 0; first < c.count; first += most) {
+      const std::int64_t most = most_landed(width), wide = kWideBytes / width;
+      std::int64_t first = 0;
+      for (std::int64_t part = 0;; first += part * size_) {
+        part = std::min(most, (c.count - first) / size_ / wide * wide);
+        if (part == 0) break;
+        const std::int64_t bytes = part * width;
+        std::byte* const landed = take(bytes * size_);
+        const std::byte* const from = send + first * width;
+        std::byte* const to = static_cast<std::byte*>(c.recv) + first * width;
+        for (int peer = 0; peer < size_; ++peer) {
+          call({Call::send, from + peer * bytes, nullptr, bytes, peer});
+          call({Call::recv, nullptr, landed + peer * bytes, bytes, peer});
+        }
+        folds_.push_back({&c, to + rank_ * bytes, landed, part});
+        folded_.push_back({Call::gather, to + rank_ * bytes, to, bytes});
+      }
+      fold(c, send, first);
+    }
+
+    // From element `first` on in blocks of as many as have room, the blocks of all ranks one behind
+    // another.
+    void fold(const Collective& c, const std::byte* send, std::int64_t first) {
+      const auto width = static_cast<std::int64_t>(size_bytes(c.dtype));
+      const std::int64_t most = most_landed(width);
+      for (; first < c.count; first += most) {
         const std::int64_t count = std::min(most, c.count - first), bytes = count * width;
         std::byte* const landed = take(bytes * size_);
         const std::byte* const block = send + first * width;
@@ -224,6 +254,7 @@ class NcclCommunicator final : public Communicator {
       for (const Fold& f : folds_) finish(f);
       calls_.clear();
       folds_.clear();
+      calls_.swap(folded_);
       used_ = 0;
     }
 
@@ -235,6 +266,8 @@ class NcclCommunicator final : public Communicator {
           return nccl.all_gather(c.from, c.to, c.size, comm, stream_);
         case Call::broadcast:
           return nccl.broadcast(c.from, c.to, c.size, c.peer, comm, stream_);
+        case Call::all_to_all:
+          return nccl.all_to_all(c.from, c.to, c.size, size_, comm, stream_);
         case Call::send:
           return nccl.send(c.from, c.size, c.peer, comm, stream_);
         case Call::recv:
@@ -262,7 +295,8 @@ class NcclCommunicator final : public Communicator {
     const int rank_, size_;
     std::vector<Call> calls_;
     std::vector<Fold> folds_;
-    std::int64_t used_ = 0;  // of the landing memory
+    std::vector<Call> folded_;  // calls of the next group, of what the folds before it have left
+    std::int64_t used_ = 0;     // of the landing memory
   };
 
   NcclGroup& group_;

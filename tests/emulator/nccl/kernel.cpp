@@ -31,6 +31,21 @@ std::size_t blocks_of(const Call& call, int rank, int ranks) {
   }
 }
 std::size_t bytes_of(const Call& call) { return call.count * size_of(call.dtype); }
+// What a rank receives from its peers, where reductions go around in rings.
+std::size_t moved_by(const Call& call, int rank, int ranks) {
+  const std::size_t bytes = bytes_of(call), peers = static_cast<std::size_t>(ranks - 1);
+  switch (call.kind) {
+    case Kind::send:
+      return 0;
+    case Kind::broadcast:
+    case Kind::receive:
+      return call.peer == rank ? 0 : bytes;
+    case Kind::all_reduce:
+      return 2 * peers * bytes / static_cast<std::size_t>(ranks);
+    default:
+      return peers * bytes;
+  }
+}
 
 std::string text_of(const Call& call) {
   std::string text = name_of(call.kind);
@@ -231,6 +246,7 @@ class Kernel {
     std::size_t joint = 0;
     std::vector<std::size_t> received(static_cast<std::size_t>(comm_->ranks));
     for (const Call& call : calls_) {
+      totals().moved += static_cast<long long>(moved_by(call, comm_->rank, comm_->ranks));
       if (call.kind == Kind::send) continue;
       if (call.kind == Kind::receive) {
         // Among the records of that peer, the collectives before this one stand between.

@@ -235,7 +235,8 @@ long long tessera_nccl_double_count(const char* name) {
   const Totals& t = totals();
   const std::map<std::string, const std::atomic<long long>*> all = {
       {"kernels", &t.kernels}, {"calls", &t.calls},   {"communicators", &t.communicators},
-      {"windows", &t.windows}, {"graphs", &t.graphs}, {"bytes", &t.bytes}};
+      {"windows", &t.windows}, {"graphs", &t.graphs}, {"bytes", &t.bytes},
+      {"moved", &t.moved}};
   const auto found = all.find(name);
   return found == all.end() ? -1 : found->second->load();
 }

@@ -29,7 +29,7 @@ struct Settings {
 Settings& settings();
 
 struct Totals {
-  std::atomic<long long> kernels, calls, communicators, windows, graphs, bytes;
+  std::atomic<long long> kernels, calls, communicators, windows, graphs, bytes, moved;
   std::atomic<long long> queued[16];  // kernels of each GPU that have not ended
 };
 Totals& totals();
