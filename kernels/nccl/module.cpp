@@ -202,10 +202,13 @@ NcclError join(const NcclId* id, std::int32_t size, std::int32_t rank, void** co
   return error;
 }
 
-NcclError split(void* comm, std::int32_t color, std::int32_t key, std::int32_t blocks, void** out) {
+NcclError split(void* comm, std::int32_t color, std::int32_t key, const NcclShape* shape,
+                void** out) {
+  constexpr int kZeroCtas = 2;  // NCCL_CTA_POLICY_ZERO, which the header of 2.27 does not have
   ncclConfig_t with = config();
   with.splitShare = 0;
-  if (blocks > 0) with.minCTAs = with.maxCTAs = blocks;
+  if (shape->most_blocks > 0) with.maxCTAs = shape->most_blocks;
+  if (shape->has_zero_ctas) with.CTAPolicy = kZeroCtas;
   static_assert(sizeof(ncclComm_t) == sizeof(void*));
   return said("ncclCommSplit",
               g_nccl.CommSplit(comm_of(comm), color < 0 ? NCCL_SPLIT_NOCOLOR : color, key,

@@ -24,6 +24,12 @@ struct NcclLibrary {
   std::int32_t version;  // 22809: 2.28.9
 };
 
+// How a communicator's kernels run.
+struct NcclShape {
+  std::int32_t most_blocks;    // of threads; 0: as many as NCCL wants
+  std::int32_t has_zero_ctas;  // copy engines move what they can, from NCCL 2.28 on
+};
+
 // As which NCCL adds. What it only carries is bytes.
 enum class NcclSum : std::int32_t { i32, i64, f32, f64 };
 
@@ -44,9 +50,8 @@ struct NcclDriver {
   // Of all ranks that give this id.
   NcclError (*join)(const NcclId* id, std::int32_t size, std::int32_t rank, void** comm);
   // A part of `comm`: the ranks that give the same color, in the order of their keys. All ranks of
-  // `comm` call; a negative color gets null. At most so many thread blocks; 0: as many as NCCL
-  // wants. *out is there once `comm` is not busy any more.
-  NcclError (*split)(void* comm, std::int32_t color, std::int32_t key, std::int32_t blocks,
+  // `comm` call; a negative color gets null. *out is there once `comm` is not busy any more.
+  NcclError (*split)(void* comm, std::int32_t color, std::int32_t key, const NcclShape* shape,
                      void** out);
   // Also tells of a peer that has failed, where NCCL has noticed.
   NcclError (*poll)(void* comm, bool* is_busy);

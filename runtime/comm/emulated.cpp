@@ -5,9 +5,11 @@
 
 #include "runtime/comm/agreement.hpp"
 #include "runtime/comm/plain_memory.hpp"
+#include "runtime/comm/planned_nccl.hpp"
 #include "runtime/comm/pull.hpp"
 #include "runtime/comm/world_state.hpp"
 #include "tessera/base/error.hpp"
+#include "tessera/memory/memory.hpp"
 
 namespace tessera {
 namespace {
@@ -81,9 +83,10 @@ void zero(Exec& exec, void* out, const Collective& c) {
 
 class EmulatedCommunicator final : public Communicator {
  public:
+  // `nccl_bytes` stand in a plan from the first call on, as NCCL takes them then.
   EmulatedCommunicator(DeviceContext& context, FlightRecorder& recorder, const GroupSeat& seat,
-                       std::string_view role, StreamId stream)
-      : Communicator(context, recorder, seat, role, stream) {}
+                       std::string_view role, StreamId stream, std::int64_t nccl_bytes)
+      : Communicator(context, recorder, seat, role, stream), nccl_bytes_(nccl_bytes) {}
 
  private:
   struct Part {
@@ -102,6 +105,10 @@ class EmulatedCommunicator final : public Communicator {
   };
 
   void launch(const Op& op, const GroupCall& call) override {
+    if (const std::int64_t bytes = std::exchange(nccl_bytes_, 0); bytes > 0) {
+      Ledger& ledger = Memory::of(context_).ledger();
+      ledger.set_outside(comm::kAssumedNccl, ledger.outside_bytes(comm::kAssumedNccl) + bytes);
+    }
     Stream(context_, stream())
         .launch_collective(op, nullptr, Part{call, &recorder_, rank(), size()});
   }
@@ -137,32 +144,39 @@ class EmulatedCommunicator final : public Communicator {
         break;
     }
   }
+
+  std::int64_t nccl_bytes_;
 };
 
 class EmulatedGroup final : public World::Backend::Group {
  public:
-  explicit EmulatedGroup(comm::PlainArena& arena) : arena_(arena) {}
+  EmulatedGroup(comm::PlainArena& arena, const comm::PlannedNccl& nccl, int size)
+      : arena_(arena), nccl_(nccl), size_(size) {}
 
   std::unique_ptr<Communicator> make(DeviceContext& context, const GroupSeat& seat,
                                      std::string_view role, StreamId stream) override {
-    return std::make_unique<EmulatedCommunicator>(context, recorder_, seat, role, stream);
+    return std::make_unique<EmulatedCommunicator>(context, recorder_, seat, role, stream,
+                                                  nccl_.bytes_of(role, seat.size()));
   }
   std::shared_ptr<SymmetricMemory> allocate(DeviceContext& context, std::int64_t bytes,
                                             std::string_view) override {
-    return arena_.allocate(context, bytes);
+    return arena_.allocate(context, nccl_.whole_granules(bytes, size_));
   }
   FlightRecorder& recorder() noexcept override { return recorder_; }
 
  private:
   comm::PlainArena& arena_;
+  const comm::PlannedNccl& nccl_;
+  const int size_;
   FlightRecorder recorder_;
 };
 
 class EmulatedBackend final : public World::Backend {
  public:
+  explicit EmulatedBackend(const comm::PlannedNccl& nccl) : nccl_(nccl) {}
   Group* group(DeviceContext&, const GroupSeat& seat) override {
     if (seat.ranks.empty()) return nullptr;
-    return groups_.emplace_back(std::make_unique<EmulatedGroup>(arena_)).get();
+    return groups_.emplace_back(std::make_unique<EmulatedGroup>(arena_, nccl_, seat.size())).get();
   }
   void commit() noexcept override {}
   void abandon(const std::string&) noexcept override {}
@@ -174,6 +188,7 @@ class EmulatedBackend final : public World::Backend {
   std::string leave() noexcept override { return ""; }
 
  private:
+  const comm::PlannedNccl nccl_;
   std::string reason_;
   comm::PlainArena arena_;
   std::vector<std::unique_ptr<EmulatedGroup>> groups_;
@@ -182,17 +197,17 @@ class EmulatedBackend final : public World::Backend {
 }  // namespace
 
 World World::single(const WorldOptions& options) {
-  return World(std::make_unique<State>(WorldKind::single, 0, 1, options,
-                                       threads_per_rank(options, 1),
-                                       std::make_unique<EmulatedBackend>()));
+  return World(
+      std::make_unique<State>(WorldKind::single, 0, 1, options, threads_per_rank(options, 1),
+                              std::make_unique<EmulatedBackend>(comm::PlannedNccl(options, 1))));
 }
 
 World World::emulated(int rank, int size, const WorldOptions& options) {
   TESSERA_EXPECT(size >= 1 && rank >= 0 && rank < size, "World::emulated: rank ", rank, " of ",
                  size, " ranks; give 0 <= rank < size");
-  return World(std::make_unique<State>(WorldKind::emulated, rank, size, options,
-                                       threads_per_rank(options, 1),
-                                       std::make_unique<EmulatedBackend>()));
+  return World(std::make_unique<State>(
+      WorldKind::emulated, rank, size, options, threads_per_rank(options, 1),
+      std::make_unique<EmulatedBackend>(comm::PlannedNccl(options, size))));
 }
 
 }  // namespace tessera

@@ -45,6 +45,19 @@ std::int64_t Ledger::live_bytes(std::string_view owner) const {
   return found == entries_.end() ? 0 : found->live;
 }
 
+void Ledger::set_outside(std::string_view what, std::int64_t bytes) {
+  const auto found = std::ranges::find(outside_, what, &Outside::what);
+  if (found == outside_.end())
+    outside_.push_back({std::string(what), bytes});
+  else
+    found->bytes = bytes;
+}
+
+std::int64_t Ledger::outside_bytes(std::string_view what) const {
+  const auto found = std::ranges::find(outside_, what, &Outside::what);
+  return found == outside_.end() ? 0 : found->bytes;
+}
+
 void Ledger::reset_peak() noexcept {
   peak_ = live_;
   at_peak_ = true;
@@ -69,6 +82,8 @@ std::string Ledger::table() const {
   out << '\n'
       << std::left << std::setw(14) << "all" << std::right << std::setw(16) << live_
       << std::setw(16) << peak_;
+  for (const Outside& one : outside_)
+    if (one.bytes != 0) out << "\noutside: " << one.what << ", " << one.bytes << " bytes";
   return std::move(out).str();
 }
 

@@ -31,6 +31,19 @@ TEST_CASE("nccl: ranks without NCCL, or with another version are named to all", 
     CHECK_THAT(said, Contains("is NCCL 2.26.4, which is too old"));
 }
 
+TEST_CASE("nccl: a gather policy that NCCL does not have yet is refused", "[comm]") {
+  const auto set_version = [](int, WorldOptions&) {
+    double_call<bool(const char*, long long)>("tessera_nccl_double_set")("version", 22705);
+  };
+  WorldOptions options;
+  options.nccl.windows = true;
+  options.nccl.gather_policy = GatherPolicy::zero;
+  for (const std::string& said :
+       nccl_processes(2, [](World&) { return std::string("came"); }, options, set_version))
+    CHECK_THAT(said, Contains("gather_policy is zero, which NCCL can from 2.28 on") &&
+                         Contains("is 2.27.5"));
+}
+
 TEST_CASE("nccl: another name of the library that the process has is taken for it", "[comm]") {
   const auto rename = [](int, WorldOptions& options) {
     double_call<long long(const char*)>("tessera_nccl_double_count");  // loads it by its first name

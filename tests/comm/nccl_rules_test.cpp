@@ -305,8 +305,10 @@ TEST_CASE("windows are registered by all ranks in one order, over memory of the 
   on_threads(2, [&](Rank& me) {
     void* memory = nullptr;
     ncclWindow_t window = nullptr;
+    const std::int64_t before = emulator().used(me.rank);
+    const auto taken = [&] { return emulator().used(me.rank) - before; };
     expect(ncclMemAlloc(&memory, kGranule + 1) == ncclSuccess, "memory");
-    expect(emulator().used(me.rank) == 2 * static_cast<std::int64_t>(kGranule), "whole granules");
+    expect(taken() == 2 * static_cast<std::int64_t>(kGranule), "whole granules");
     const auto add = [&](void* at, std::size_t bytes) {
       return ncclCommWindowRegister(me.comm, at, bytes, &window, NCCL_WIN_COLL_SYMMETRIC);
     };
@@ -328,9 +330,24 @@ TEST_CASE("windows are registered by all ranks in one order, over memory of the 
                   "rank 0 ncclCommWindowRegister");
     tessera_nccl_double_set("null_windows", 1);
     expect(add(memory, 4096) == ncclSuccess && !window, "success, and no window");
-    expect(ncclMemFree(memory) == ncclSuccess && emulator().used(me.rank) == 0, "freed");
+    expect(ncclMemFree(memory) == ncclSuccess && taken() == 0, "freed");
   });
   tessera_nccl_double_set("null_windows", 0);
   CHECK(tessera_nccl_double_count("windows") == 0);
   CHECK(tessera_nccl_double_count("bytes") == 0);
+}
+
+TEST_CASE("a communicator takes memory of its GPU for each of its CTAs, and gives it back",
+          "[threads]") {
+  on_threads(2, [](Rank& me) {
+    const std::int64_t of_all = emulator().used(me.rank);
+    ncclComm_t child = nullptr;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.maxCTAs = 1;
+    expect(ncclCommSplit(me.comm, 0, me.rank, &child, &config) == ncclSuccess, "split");
+    expect(of_all > 0 && emulator().used(me.rank) == of_all + of_all / 8, "an eighth more");
+    expect(ncclCommDestroy(child) == ncclSuccess, "destroy");
+    expect(emulator().used(me.rank) == of_all, "given back");
+  });
+  CHECK(tessera_nccl_double_count("held") == 0);
 }

@@ -6,7 +6,9 @@
 #include <random>
 #include <thread>
 
+#include "runtime/comm/planned_nccl.hpp"
 #include "tessera/comm/mesh.hpp"
+#include "tessera/memory/memory.hpp"
 #include "tests/comm/battery.hpp"
 #include "tests/comm/nccl_worlds.hpp"
 #include "tests/cuda/support.hpp"
@@ -22,6 +24,10 @@ namespace {
 std::string battery_of(const RankGroup& group, std::uint64_t seed) {
   const battery::Result result = battery::run(group, seed);
   return result.errors.empty() ? std::to_string(result.hash) : result.errors[0];
+}
+
+long long count(const char* what) {
+  return double_call<long long(const char*)>("tessera_nccl_double_count")(what);
 }
 
 }  // namespace
@@ -90,9 +96,6 @@ TEST_CASE("nccl: a large ordered all_reduce moves its bytes twice, with the bits
     world.device().synchronize();
     return std::vector<std::uint16_t>(send + kCount, send + 2 * kCount);
   };
-  const auto moved = [] {
-    return double_call<long long(const char*)>("tessera_nccl_double_count")("moved");
-  };
   for (const int ranks : {2, 3}) {
     INFO(ranks << " ranks");
     std::vector<std::vector<std::uint16_t>> expected(static_cast<std::size_t>(ranks));
@@ -100,7 +103,7 @@ TEST_CASE("nccl: a large ordered all_reduce moves its bytes twice, with the bits
       expected[static_cast<std::size_t>(world.rank())] = sums_of(world);
     });
     std::vector<std::vector<std::uint16_t>> found(expected.size());
-    const long long before = moved();
+    const long long before = count("moved");
     const std::vector<std::string> said = nccl_threads(ranks, [&](World& world) {
       found[static_cast<std::size_t>(world.rank())] = sums_of(world);
       return std::string();
@@ -108,8 +111,8 @@ TEST_CASE("nccl: a large ordered all_reduce moves its bytes twice, with the bits
     for (const std::string& one : said) CHECK(one == "");
     CHECK(found == expected);
     const long long n = ranks, least = 2 * (n - 1) * kBytes, rest = n * n * n * 16;
-    CHECK(moved() - before >= least - rest);
-    CHECK(moved() - before <= least + rest);
+    CHECK(count("moved") - before >= least - rest);
+    CHECK(count("moved") - before <= least + rest);
   }
 }
 
@@ -140,7 +143,6 @@ TEST_CASE(
   const std::uint64_t seed = fresh_seed();
   INFO("seed " << seed);
   const std::vector<std::uint64_t> threads = battery::hashes_of_threads(2, seed);
-  const auto count = double_call<long long(const char*)>("tessera_nccl_double_count");
   const auto set = double_call<bool(const char*, long long)>("tessera_nccl_double_set");
   for (const bool windows : {true, false})
     for (const bool null : {false, true}) {
@@ -168,4 +170,109 @@ TEST_CASE(
       CHECK(count("bytes") == 0);
     }
   set("null_windows", 0);
+}
+
+// One communicator that is kept, `control` with one CTA, and `reduce` with the two that it may
+// have.
+TEST_CASE("nccl: what communicators take of a GPU is a line of the ledger, until they are gone",
+          "[comm]") {
+  constexpr std::int64_t kOfCta = 1 << 16, kKept = 8 * kOfCta, kAll = kKept + (1 + 2) * kOfCta;
+  WorldOptions options;
+  options.nccl.reduce_max_ctas = 2;
+  const std::vector<std::string> said = nccl_threads(
+      2,
+      [](World& world) {
+        const auto measured = [&] {
+          return Memory::of(world.device()).ledger().outside_bytes(comm::kMeasuredNccl);
+        };
+        const std::int64_t kept = measured();
+        LastUse use;
+        const auto memory = world.allocate_symmetric(1 << 20);
+        const Access all[] = {{&use, memory->data(), memory->data() + (1 << 20)}};
+        for (int i = 0; i < 2; ++i)
+          world.reduce().submit({.send = memory->data(),
+                                 .recv = memory->data() + (1 << 19),
+                                 .count = 1 << 16,
+                                 .kind = CollectiveKind::all_reduce},
+                                "sum", all);
+        world.device().synchronize();
+        world.barrier();
+        const std::int64_t used = measured();
+        if (kept != kKept || used != kAll || count("held") != 2 * kAll)
+          return concat(kept, " and ", used, " bytes of ", count("held"));
+        world.barrier();
+        world.recover("a test");
+        world.barrier();
+        return measured() == kKept + kOfCta ? std::string() : concat(measured(), " bytes anew");
+      },
+      options);
+  for (const std::string& one : said) CHECK(one == "");
+  CHECK(count("held") == 0);
+}
+
+TEST_CASE("nccl: memory of NCCL's is whole granules, in a run and in its plan", "[comm]") {
+  constexpr std::int64_t kGranule = 2 << 20;
+  WorldOptions options;
+  options.nccl.windows = true;
+  const std::vector<std::string> said = nccl_threads(
+      2,
+      [](World& world) {
+        const std::int64_t before = Memory::of(world.device()).reserved_bytes();
+        const auto memory = world.allocate_symmetric(kGranule + 1);
+        world.barrier();
+        const long long taken = count("bytes");
+        world.barrier();
+        return concat(Memory::of(world.device()).reserved_bytes() - before, ' ', memory->bytes(),
+                      ' ', taken);
+      },
+      options);
+  for (const std::string& one : said)
+    CHECK(one == concat(2 * kGranule, ' ', 2 * kGranule, ' ', 4 * kGranule));
+  for (const bool windows : {false, true}) {
+    options = over_the_double({}, 0);
+    options.executor = ExecutorKind::virtual_;
+    options.nccl.windows = windows;
+    const World plan = World::emulated(0, 2, options);
+    CHECK(plan.allocate_symmetric(kGranule + 1)->bytes() ==
+          (windows ? 2 * kGranule : kGranule + 4096));
+  }
+}
+
+TEST_CASE("nccl: a plan assumes what communicators take from their first call on", "[comm]") {
+  WorldOptions options = over_the_double({}, 0);
+  options.executor = ExecutorKind::virtual_;
+  options.nccl.reduce_max_ctas = 2;
+  const World plan = World::emulated(0, 2, options);
+  const auto assumed = [&] {
+    return Memory::of(plan.device()).ledger().outside_bytes(comm::kAssumedNccl);
+  };
+  CHECK(assumed() == 0);
+  plan.barrier();
+  plan.barrier();
+  CHECK(assumed() == comm::assumed_nccl_bytes(1));
+  plan.reduce().submit({.kind = CollectiveKind::barrier}, "barrier", {});
+  CHECK(assumed() == 3 * comm::assumed_nccl_bytes(1));
+  plan.gather().submit({.kind = CollectiveKind::barrier}, "barrier", {});
+  CHECK(assumed() == 35 * comm::assumed_nccl_bytes(1));
+  options.executor = {};
+  options.device = {};
+  const World cpu = World::emulated(0, 2, options);
+  cpu.barrier();
+  CHECK(Memory::of(cpu.device()).ledger().outside_bytes(comm::kAssumedNccl) == 0);
+}
+
+TEST_CASE("nccl: gathers alone have the policy of no CTAs, which needs windows", "[comm]") {
+  const std::uint64_t seed = fresh_seed();
+  INFO("seed " << seed);
+  const std::vector<std::uint64_t> threads = battery::hashes_of_threads(2, seed);
+  WorldOptions options;
+  options.nccl.gather_policy = GatherPolicy::zero;
+  const auto body = [&](World& world) { return battery_of(world, seed); };
+  for (const std::string& one : nccl_threads(2, body, options))
+    CHECK_THAT(one, Contains("set windows"));
+  options.nccl.windows = true;
+  const long long before = count("zero_ctas");
+  const std::vector<std::string> said = nccl_threads(2, body, options);
+  for (std::size_t r = 0; r < 2; ++r) CHECK(said[r] == std::to_string(threads[r]));
+  CHECK(count("zero_ctas") == before + 2);
 }

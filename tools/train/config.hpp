@@ -210,6 +210,8 @@ struct Config {
                  init_timeout_seconds =
                      static_cast<std::int64_t>(WorldOptions{}.init_timeout_seconds);
     bool ordered_sums = false, windows = false;
+    GatherPolicy gather_policy = GatherPolicy::standard;
+    std::int64_t reduce_max_ctas = 0;  // 0: as NCCL wants
     std::string flight_record = "flight_record.json";
   } comm;
 
@@ -235,6 +237,7 @@ void validate(const Config& config, int world_size);
 
 // Where the ranks compute, as `--device` and its section say.  Throws: DataError for another name.
 DeviceChoice device_choice(const Config& config);
+NcclOptions nccl_options(const Config& config);
 
 // How a global batch is shared: global = world * local * micro_batches.
 struct BatchSplit {

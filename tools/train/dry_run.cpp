@@ -195,6 +195,11 @@ int dry_run(const Config& given, int ranks) {
   if (device_choice(config).kind == DeviceKind::cpu)
     std::printf("on top, with any model: %s of scratch for each thread that runs kernels\n",
                 mebibytes(kScratchBytes).c_str());
+  if (of_rank_0->nccl_bytes > 0)
+    std::printf(
+        "on top, where ranks are processes with a GPU each: %s of NCCL's communicators, assumed; a "
+        "run measures it\n",
+        mebibytes(of_rank_0->nccl_bytes).c_str());
   if (traces) traces->write();
   if (std::fflush(stdout) != 0 || std::ferror(stdout))
     throw DeviceError("writing to stdout failed");

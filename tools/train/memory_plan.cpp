@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "runtime/comm/planned_nccl.hpp"
 #include "tessera/checkpoint/model.hpp"
 #include "tessera/checkpoint/saver.hpp"
 #include "tessera/device/device_context.hpp"
@@ -78,7 +79,8 @@ MemoryPlan plan_memory(const Config& config, int rank, int ranks, TraceFile* tra
                                       {.device = device_choice(config),
                                        .executor = ExecutorKind::virtual_,
                                        .threads = 1,
-                                       .cost = cost});
+                                       .cost = cost,
+                                       .nccl = nccl_options(config)});
   std::optional<StepPricer> pricer;
   if (machine) pricer.emplace(world, *machine);
   Trainer trainer(config, world);
@@ -129,6 +131,7 @@ MemoryPlan plan_memory(const Config& config, int rank, int ranks, TraceFile* tra
   pricer.reset();
   trace.finish();
   plan.ledger = trainer.memory().ledger().table();
+  plan.nccl_bytes = trainer.memory().ledger().outside_bytes(comm::kAssumedNccl);
   if (trainer.memory().has_host())
     plan.ledger += "\non the host\n" + trainer.memory().host().ledger().table();
   plan.shard = shard_plan(trainer.model());

@@ -23,6 +23,7 @@ struct MemoryPlan {
   std::int64_t evaluates_after = 0;         // it; 0: none comes
   PhaseMemory evaluation;                   // on held-out samples
   PhaseMemory save;                         // writing the weights
+  std::int64_t nccl_bytes = 0;              // assumed of communicators, on top of all these
   std::string ledger;                       // owners at the peak of the last step
   ShardPlan shard;
   double flops = 0, moved_bytes = 0;  // of the last step's operations on the compute stream

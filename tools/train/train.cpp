@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "runtime/base/machine.hpp"
+#include "runtime/comm/planned_nccl.hpp"
 #include "runtime/device/testing.hpp"
 #include "tessera/base/log.hpp"
 #include "tessera/base/philox.hpp"
@@ -51,7 +52,7 @@ WorldOptions world_options(const Config& config, const std::shared_ptr<RaceCheck
           .timeout_seconds = static_cast<double>(config.comm.train_timeout_seconds),
           .heartbeat_timeout_seconds = static_cast<double>(config.comm.heartbeat_timeout_seconds),
           .init_timeout_seconds = static_cast<double>(config.comm.init_timeout_seconds),
-          .nccl = {.ordered_sums = config.comm.ordered_sums, .windows = config.comm.windows}};
+          .nccl = nccl_options(config)};
 }
 
 // The run of one rank.
@@ -138,6 +139,7 @@ class Run {
 
   // Collective.
   void choose() {
+    if (world_.kind() != WorldKind::nccl) config_.comm.windows = false;  // nor are there granules
     const std::int64_t heldout = inputs_.loader ? inputs_.loader->heldout_samples() : 1,
                        batch = split_batch(config_, world_.size()).local * world_.size();
     Chosen chosen = choose_by_memory(
@@ -358,6 +360,7 @@ class Run {
                             " bytes (", mebibytes(peak_), ")",
                             planned == peak_ ? ", as planned; " : "; ", equal));
     });
+    if (world_.kind() == WorldKind::nccl) report_nccl();
     const auto never = static_cast<double>(steps_done_);
     const double first = -world_.max(off_plan_ ? -static_cast<double>(off_plan_->step) : -never);
     if (first < never) {
@@ -374,6 +377,17 @@ class Run {
     say([&] {
       console_->line(concat("on the host: planned peak ", most[0], " bytes, used ", most[1],
                             " bytes (", mebibytes(most[1]), ")"));
+    });
+  }
+  // Collective. On top of what is planned.
+  void report_nccl() {
+    const double own =
+        static_cast<double>(trainer_->memory().ledger().outside_bytes(comm::kMeasuredNccl));
+    const std::int64_t measured = bytes_of(world_.max(own));
+    say([&] {
+      console_->line(concat("memory of NCCL's communicators, on top: measured ", measured,
+                            " bytes a rank (", mebibytes(measured), "), assumed ", plan_.nccl_bytes,
+                            " bytes (", mebibytes(plan_.nccl_bytes), ")"));
     });
   }
   std::string equal_ranks(bool is_mine_equal) {

@@ -229,6 +229,13 @@ void check_float8(const Config& config, const BatchSplit& split) {
 
 }  // namespace
 
+NcclOptions nccl_options(const Config& config) {
+  return {.ordered_sums = config.comm.ordered_sums,
+          .windows = config.comm.windows,
+          .gather_policy = config.comm.gather_policy,
+          .reduce_max_ctas = static_cast<int>(config.comm.reduce_max_ctas)};
+}
+
 DeviceChoice device_choice(const Config& config) {
   DeviceChoice choice = parse_device(config.flags.device);
   choice.memory = config.device.memory;

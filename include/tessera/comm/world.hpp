@@ -41,7 +41,11 @@ struct DeviceChoice {
   std::string module{};  // see CudaOptions
 };
 
-// Of World::nccl.
+// How NCCL gathers. `zero`: by copy engines, without multiprocessors, wherever it can; it needs
+// windows, NCCL 2.28, and a driver of CUDA 12.5, and can where all ranks are on one node.
+enum class GatherPolicy : std::uint8_t { standard, zero };
+
+// Of World::nccl, and of plans for it: World::emulated on `virtual`, on a GPU.
 struct NcclOptions {
   std::string module{};   // libtessera-nccl.so; empty: where libtessera-cuda.so is looked for
   std::string library{};  // of NCCL; empty: libnccl.so.2 of the process, the system, or a toolkit
@@ -51,6 +55,10 @@ struct NcclOptions {
   // Symmetric memory is NCCL's, a window of what gathers and reduces. NCCL 2.27 and 2.28 do not ask
   // for an abort in their kernels over windows: once a peer has died, such a call never ends.
   bool windows = false;
+  GatherPolicy gather_policy = GatherPolicy::standard;
+  // Reductions take at most so many blocks of threads (CTAs) from what computes; 0: as many as NCCL
+  // wants.
+  int reduce_max_ctas = 0;
 };
 
 struct WorldOptions {

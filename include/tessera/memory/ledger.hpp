@@ -29,6 +29,11 @@ class Ledger {
   void add(OwnerId owner, std::int64_t bytes);
   void remove(OwnerId owner, std::int64_t bytes);
 
+  // Bytes of the device that neither the pools nor symmetric memory hold, as a library's own. They
+  // are in no other number here, and stand below the sum in `table`.
+  void set_outside(std::string_view what, std::int64_t bytes);
+  std::int64_t outside_bytes(std::string_view what) const;
+
   std::int64_t live_bytes() const noexcept { return live_; }
   std::int64_t live_bytes(std::string_view owner) const;
   // The largest value of live_bytes() since the last reset_peak().
@@ -42,7 +47,7 @@ class Ledger {
   };
   // Owners in the order in which they were first mentioned.
   std::vector<Line> lines() const;
-  // The lines as a small table, for error messages and reports.
+  // The lines as a small table, and what is outside, for error messages and reports.
   std::string table() const;
 
  private:
@@ -53,7 +58,13 @@ class Ledger {
   };
   void settle() const;
 
+  struct Outside {
+    std::string what;
+    std::int64_t bytes;
+  };
+
   mutable std::vector<Entry> entries_;
+  std::vector<Outside> outside_;
   std::int64_t live_ = 0;
   std::int64_t peak_ = 0;
   mutable bool at_peak_ = false;  // live_ == peak_, and at_peak columns are not yet copied

@@ -6,6 +6,7 @@
 
 #include "kernels/kernel_table.hpp"
 #include "runtime/comm/agreement.hpp"
+#include "runtime/comm/nccl/nccl_footprint.hpp"
 #include "runtime/comm/nccl/nccl_group.hpp"
 #include "runtime/comm/poll_thread.hpp"
 #include "runtime/comm/world_state.hpp"
@@ -44,8 +45,10 @@ class NcclBackend final : public World::Backend {
     NcclGroup* const whole = groups_.empty() ? nullptr : groups_[0].get();
     groups_.push_back(
         std::make_unique<NcclGroup>(*world_, static_cast<int>(groups_.size()), seat, arena_));
-    static_cast<void>(context.acting_driver());
-    groups_.back()->open(whole);
+    {
+      const NcclFootprint footprint(context);
+      groups_.back()->open(whole);
+    }
     if (!poll_thread_ && world_->size() > 1)
       poll_thread_ = std::make_unique<PollThread>(std::vector<int>(), [this](int) { look(); });
     return seat.ranks.empty() ? nullptr : groups_.back().get();
@@ -64,7 +67,8 @@ class NcclBackend final : public World::Backend {
     world_->abandon();  // the watch thread may be about to
     for (const auto& group : groups_) group->forget();
     world_->begin_attempt(largest);
-    static_cast<void>(context.acting_driver());
+    Memory::of(context).ledger().set_outside(kMeasuredNccl, 0);
+    const NcclFootprint footprint(context);
     for (const auto& group : groups_) group->open(group == groups_[0] ? nullptr : groups_[0].get());
   }
 
@@ -186,6 +190,12 @@ World World::nccl(const ProcessSeat& seat, const WorldOptions& given) {
                  "World::nccl: ranks are on GPUs; set device.kind to cuda, and no executor");
   TESSERA_EXPECT(seat.size >= 1 && seat.rank >= 0 && seat.rank < seat.size, "World::nccl: rank ",
                  seat.rank, " of ", seat.size, "; give a rank from 0 to size - 1");
+  TESSERA_EXPECT(given.nccl.reduce_max_ctas >= 0, "NcclOptions: reduce_max_ctas is ",
+                 given.nccl.reduce_max_ctas,
+                 "; give a number of blocks, or 0 for as many as NCCL wants");
+  TESSERA_EXPECT(
+      given.nccl.gather_policy != GatherPolicy::zero || given.nccl.windows,
+      "NcclOptions: gather_policy is zero, and copy engines move windows alone; set windows");
   WorldOptions options = given;
   std::string uuid, refused;
   try {

@@ -9,9 +9,11 @@
 // What is folded has the bits of threads: NCCL adds 16-bit values in another order, and rounds at
 // each hop, and its maximum loses NaN. `control` is all folds.
 #include <algorithm>
+#include <optional>
 #include <vector>
 
 #include "runtime/comm/agreement.hpp"
+#include "runtime/comm/nccl/nccl_footprint.hpp"
 #include "runtime/comm/nccl/nccl_group.hpp"
 #include "runtime/comm/pull.hpp"
 #include "tessera/detail/base/checked.hpp"
@@ -39,8 +41,8 @@ class NcclCommunicator final : public Communicator {
         world_(group.world()),
         nccl_(world_.nccl()),
         role_(role),
-        is_control_(name == "control"),
-        sums_by_nccl_(!is_control_ && !world_.options().nccl.ordered_sums),
+        name_(name),
+        sums_by_nccl_(name != "control" && !world_.options().nccl.ordered_sums),
         inputs_(seat.ranks.size()) {
     if (seat.size() == 1) return;
     staging_ = plain_memory(context, kStagedBytes);
@@ -55,12 +57,14 @@ class NcclCommunicator final : public Communicator {
   };
 
   void launch(const Op& op, const GroupCall& call) override {
-    world_.expect_fine();  // the communicator is gone then
+    world_.expect_fine();                    // the communicator is gone then
+    std::optional<NcclFootprint> footprint;  // with what NCCL connects in its first group
     if (!role_.comm.native) {
       TESSERA_EXPECT(!context_.is_capturing(), "captured step: '", op.name, "' is the first call ",
                      "on communicator '", role(), "'; make one step before the captured one");
       static_cast<void>(context_.acting_driver());
-      group_.open(role_, is_control_);
+      footprint.emplace(context_);
+      group_.open(role_, name_);
       is_first_ = true;
     }
     Stream(context_, stream()).launch_collective(op, nullptr, Part{this, call});
@@ -303,7 +307,8 @@ class NcclCommunicator final : public Communicator {
   NcclWorld& world_;
   const kernels::NcclDriver& nccl_;
   NcclRole& role_;
-  const bool is_control_, sums_by_nccl_;
+  const std::string name_;  // within the group
+  const bool sums_by_nccl_;
   bool is_first_ = false;  // peers may still be on their way
   std::shared_ptr<std::byte> staging_, landing_;
   std::vector<const void*> inputs_;  // of one sum

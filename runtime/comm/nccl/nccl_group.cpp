@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "runtime/comm/agreement.hpp"
+#include "runtime/comm/planned_nccl.hpp"
 #include "tessera/device/device_context.hpp"
 
 namespace tessera::comm {
@@ -22,14 +23,15 @@ constexpr std::chrono::hours kForEver{24 * 365};  // a lost rank ends it earlier
 void NcclGroup::open(NcclGroup* whole) {
   if (world_.size() == 1) return;
   if (!whole) return world_.join(base_);
-  world_.split(whole->base_, seat_.size() > 1 ? seat_.ranks[0] : world_.size(), seat_.rank, 0,
+  world_.split(whole->base_, seat_.size() > 1 ? seat_.ranks[0] : world_.size(), seat_.rank, {},
                base_);
 }
 
-// One block of threads is enough for `control`, whose calls are small.
-void NcclGroup::open(NcclRole& role, bool is_control) {
-  world_.split(base_, 0, seat_.rank, is_control ? 1 : 0, role.comm);
-  role.has_windows = !is_control && world_.options().nccl.windows;
+void NcclGroup::open(NcclRole& role, std::string_view name) {
+  const NcclOptions& options = world_.options().nccl;
+  const bool has_zero_ctas = name == "gather" && options.gather_policy == GatherPolicy::zero;
+  world_.split(base_, 0, seat_.rank, {most_ctas(name, options), has_zero_ctas}, role.comm);
+  role.has_windows = name != "control" && options.windows;
   if (role.has_windows) make_windows(role);
 }
 

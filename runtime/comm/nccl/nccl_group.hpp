@@ -27,7 +27,7 @@ class NcclGroup final : public World::Backend::Group {
   // Makes the native communicator: the world's, or its part of `whole`. Collective over the world.
   void open(NcclGroup* whole);
   // Of a role, at its first call of an attempt. Collective over the group.
-  void open(NcclRole& role, bool is_control);
+  void open(NcclRole& role, std::string_view name);
 
   std::unique_ptr<Communicator> make(DeviceContext& context, const GroupSeat& seat,
                                      std::string_view role, StreamId stream) override;

@@ -35,6 +35,10 @@ const kernels::NcclDriver& open_nccl(const NcclOptions& options, kernels::NcclLi
                            " of this version of Tessera; build library and module together"));
   if (const char* const error = nccl->open(options.library.c_str(), &library))
     throw CommError(concat("World::nccl: ", error));
+  if (options.gather_policy == GatherPolicy::zero && library.version < 22800)
+    throw CommError(concat("World::nccl: gather_policy is zero, which NCCL can from 2.28 on, and ",
+                           library.file, " is ", nccl_version(library),
+                           "; install a newer one, or leave the policy out"));
   return *nccl;
 }
 

@@ -1,6 +1,6 @@
 #include "runtime/comm/nccl/nccl_memory.hpp"
 
-#include "runtime/comm/plain_memory.hpp"
+#include "runtime/comm/planned_nccl.hpp"
 #include "tessera/base/log.hpp"
 #include "tessera/detail/base/checked.hpp"
 #include "tessera/device/device_context.hpp"
@@ -11,7 +11,7 @@ namespace tessera::comm {
 NcclMemory::NcclMemory(NcclWorld& world, DeviceContext& context, std::int64_t bytes,
                        std::int64_t number)
     : world_(&world), nccl_(world.nccl()), context_(context), number_(number) {
-  bytes_ = round_up(bytes, kPageBytes);
+  bytes_ = round_up(bytes, kNcclGranuleBytes);
   Memory::of(context).pool().count_outside(bytes_, "symmetric memory");
   static_cast<void>(context.acting_driver());
   void* data = nullptr;

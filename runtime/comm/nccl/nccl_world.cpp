@@ -159,12 +159,13 @@ void NcclWorld::join(Comm& made) {
   finish(made, "the ranks' coming together", true);
 }
 
-void NcclWorld::split(Comm& parent, int color, int part_key, int blocks, Comm& made) {
+void NcclWorld::split(Comm& parent, int color, int part_key, const kernels::NcclShape& shape,
+                      Comm& made) {
   {
     const std::lock_guard lock(mutex_);
     expect_fine();
     comms_.push_back(&made);  // before it is there, so that an abort finds what is made late
-    check(nccl_->split(parent.native, color, part_key, blocks, &made.native));
+    check(nccl_->split(parent.native, color, part_key, &shape, &made.native));
   }
   finish(parent, "ncclCommSplit", true);
   finish(made, "ncclCommSplit", true);

@@ -61,7 +61,7 @@ class NcclWorld {
   // Of all ranks of the world, by an id of this attempt.
   void join(Comm& made);
   // A part of `parent`, with who gives the same color. Collective over it.
-  void split(Comm& parent, int color, int key, int blocks, Comm& made);
+  void split(Comm& parent, int color, int key, const kernels::NcclShape& shape, Comm& made);
   // Queues what `calls` queues as one group. `is_first`: peers may not be here yet.
   template <class F>
   void group(Comm& comm, const char* what, bool is_first, const F& calls) {

@@ -19,6 +19,10 @@ std::string wrong_with(const ncclConfig_t& c) {
   if ((is_set(c.minCTAs) && c.minCTAs <= 0) || (is_set(c.maxCTAs) && c.maxCTAs <= 0) ||
       (is_set(c.minCTAs) && is_set(c.maxCTAs) && c.minCTAs > c.maxCTAs))
     return "minCTAs and maxCTAs are positive, and in this order";
+  if (is_set(c.CTAPolicy) && (c.CTAPolicy < 0 || c.CTAPolicy > NCCL_CTA_POLICY_ZERO))
+    return "CTAPolicy is one of three";
+  if (c.CTAPolicy == NCCL_CTA_POLICY_ZERO && settings().version < 22800)
+    return "NCCL_CTA_POLICY_ZERO: NCCL has it from 2.28 on";
   return {};
 }
 
@@ -39,13 +43,14 @@ std::string wrong_with_peers(const Comm& comm) {
 
 // Takes the seat on `comm`'s board, null where that can't be; `lineage` null: the first of its own.
 std::shared_ptr<Comm> sit_down(const std::string& name, int rank, int ranks, int device,
-                               bool blocks, std::shared_ptr<Lineage> lineage) try {
+                               bool blocks, int ctas, std::shared_ptr<Lineage> lineage) try {
   const auto comm = std::make_shared<Comm>();
   comm->board = Board::open(name);
   comm->rank = rank;
   comm->ranks = ranks;
   comm->device = device;
   comm->blocks = blocks;
+  comm->ctas = ctas;
   comm->hash = std::hash<std::string>()(name);
   comm->lineage = std::move(lineage);
   if (!comm->lineage) {
@@ -64,10 +69,15 @@ std::shared_ptr<Comm> sit_down(const std::string& name, int rank, int ranks, int
   return nullptr;
 }
 
-ncclResult_t wait_for_peers(const Comm& comm) {
+ncclResult_t wait_for_peers(Comm& comm) {
   const std::string wrong = wrong_with_peers(comm);
   if (!wrong.empty()) return fail(ncclInvalidUsage, wrong);
-  return comm.board->is_full(comm.ranks) ? ncclSuccess : ncclInProgress;
+  return comm.board->is_full(comm.ranks) ? take_memory(comm) : ncclInProgress;
+}
+
+int ctas_of(const ncclConfig_t* config) {
+  return config && config->maxCTAs != NCCL_CONFIG_UNDEF_INT ? std::min(config->maxCTAs, kMostCtas)
+                                                            : kMostCtas;
 }
 
 ncclResult_t init(ncclComm_t* out, int ranks, const ncclUniqueId& id, int rank,
@@ -89,7 +99,7 @@ ncclResult_t init(ncclComm_t* out, int ranks, const ncclUniqueId& id, int rank,
   if (!emulator())
     return in_group(fail(ncclUnhandledCudaError, "no emulated GPU's module is loaded"));
   const auto comm = sit_down(id.internal, rank, ranks, emulator()->device_of(nullptr),
-                             !config || config->blocking != 0, nullptr);
+                             !config || config->blocking != 0, ctas_of(config), nullptr);
   if (!comm) return in_group(ncclInvalidUsage);
   *out = add(comm);
   return submit(comm, [comm, out] {
@@ -107,6 +117,7 @@ struct Split {
   int color, key;
   ncclComm_t* out;
   bool blocks;
+  int ctas;
   std::shared_ptr<Comm> child;
 
   ncclResult_t poll() {
@@ -123,8 +134,9 @@ struct Split {
       const auto me = std::find(members.begin(), members.end(), std::pair(key, parent->rank));
       const std::string name = parent->board->name().substr(1) + "." +
                                std::to_string(meeting.number()) + "." + std::to_string(color);
-      child = sit_down(name, static_cast<int>(me - members.begin()),
-                       static_cast<int>(members.size()), parent->device, blocks, parent->lineage);
+      child =
+          sit_down(name, static_cast<int>(me - members.begin()), static_cast<int>(members.size()),
+                   parent->device, blocks, ctas, parent->lineage);
       if (!child) return ncclInvalidUsage;
     }
     const ncclResult_t result = wait_for_peers(*child);
@@ -145,8 +157,10 @@ ncclResult_t split(ncclComm_t handle, int color, int key, ncclComm_t* out,
   const std::string wrong = config ? wrong_with(*config) : "";
   if (!wrong.empty()) return in_group(fail(ncclInvalidArgument, "ncclCommSplit: " + wrong));
   const bool blocks = config ? config->blocking != 0 : comm->blocks;
-  const auto state = std::make_shared<Split>(
-      Split{comm, Meeting(*comm, {kSplit, color, key, 0, 0}), color, key, out, blocks, nullptr});
+  const auto state =
+      std::make_shared<Split>(Split{comm, Meeting(*comm, {kSplit, color, key, 0, 0}), color, key,
+                                    out, blocks, ctas_of(config), nullptr});
+  if (config && config->CTAPolicy == NCCL_CTA_POLICY_ZERO) ++totals().zero_ctas;
   return submit(comm, [state] { return state->poll(); });
 }
 
@@ -164,6 +178,7 @@ void leave(Comm& comm, Presence as) {
     comm.lineage->launches.erase(comm.hash);
   }
   end_windows(comm);
+  give_memory(comm);
   remove(comm.handle);
   comm.board->ring();
 }

@@ -24,9 +24,11 @@ void tessera_nccl_double_break(int rank, long long after, int result);
 // The next call of `function`, in any thread, does nothing and returns `result`.
 void tessera_nccl_double_refuse(const char* function, int result);
 
-// Since the process began: "kernels" that were queued and "calls" in them, and bytes "moved", that
-// is received from peers, where reductions go around in rings; of now: "communicators", "windows",
-// "graphs" (kernels that graphs hold), "bytes" of ncclMemAlloc. -1: no such name.
+// Since the process began: "kernels" that were queued and "calls" in them, bytes "moved", that is
+// received from peers, where reductions go around in rings, and "zero_ctas" (ncclCommSplit's
+// communicators with that policy); of now: "communicators", "windows", "graphs" (kernels that
+// graphs hold), "bytes" of ncclMemAlloc, and "held", which communicators have on GPUs. -1: no such
+// name.
 long long tessera_nccl_double_count(const char* name);
 
 }  // extern "C"

@@ -1,6 +1,8 @@
 // Memory that NCCL allocates, and windows over it.
 #include <dlfcn.h>
 
+#include <utility>
+
 #include "tessera/detail/device/driver.hpp"
 #include "tests/emulator/nccl/state.hpp"
 #include "tests/emulator/nccl/steps.hpp"
@@ -43,6 +45,24 @@ bool is_ours(const void* memory, std::size_t bytes) {
 }
 
 }  // namespace
+
+ncclResult_t take_memory(Comm& comm) {
+  const Driver* const gpu = driver();
+  const std::int64_t bytes = comm.ctas * kBytesOfCta;
+  gpu->use(comm.device);
+  const char* const error = gpu->allocate(bytes, &comm.memory);
+  if (error || !comm.memory)
+    return fail(ncclUnhandledCudaError, std::string("a communicator has no memory: ") +
+                                            (error ? error : "the GPU has no more"));
+  totals().held += bytes;
+  return ncclSuccess;
+}
+
+void give_memory(Comm& comm) {
+  if (!comm.memory) return;
+  driver()->release(std::exchange(comm.memory, nullptr));
+  totals().held -= comm.ctas * kBytesOfCta;
+}
 
 void end_windows(const Comm& comm) {
   const std::lock_guard lock(pieces_mutex);

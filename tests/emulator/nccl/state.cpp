@@ -236,7 +236,7 @@ long long tessera_nccl_double_count(const char* name) {
   const std::map<std::string, const std::atomic<long long>*> all = {
       {"kernels", &t.kernels}, {"calls", &t.calls},   {"communicators", &t.communicators},
       {"windows", &t.windows}, {"graphs", &t.graphs}, {"bytes", &t.bytes},
-      {"moved", &t.moved}};
+      {"moved", &t.moved},     {"held", &t.held},     {"zero_ctas", &t.zero_ctas}};
   const auto found = all.find(name);
   return found == all.end() ? -1 : found->second->load();
 }

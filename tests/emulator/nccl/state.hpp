@@ -29,7 +29,8 @@ struct Settings {
 Settings& settings();
 
 struct Totals {
-  std::atomic<long long> kernels, calls, communicators, windows, graphs, bytes, moved;
+  std::atomic<long long> kernels, calls, communicators, windows, graphs, bytes, moved, held,
+      zero_ctas;
   std::atomic<long long> queued[16];  // kernels of each GPU that have not ended
 };
 Totals& totals();
@@ -87,12 +88,15 @@ struct Lineage {
 // Polled until it says something else than ncclInProgress.
 using Job = std::function<ncclResult_t()>;
 
+inline constexpr int kMostCtas = 8;  // where no configuration says less
+
 struct Comm {
   ncclComm_t handle = nullptr;
   std::shared_ptr<Board> board;
   std::shared_ptr<Lineage> lineage;
   std::uint64_t hash = 0;
-  int rank = 0, ranks = 0, device = 0;
+  int rank = 0, ranks = 0, device = 0, ctas = kMostCtas;
+  void* memory = nullptr;  // on its GPU, from the time when all ranks have come
   bool blocks = true;
 
   // Of the host.
@@ -139,7 +143,12 @@ ncclResult_t submit(const std::shared_ptr<Comm>& comm, const Call& call, cudaStr
 // A call that fails within a group fails the group.
 ncclResult_t in_group(ncclResult_t result);
 
-// ---- windows
+// ---- memory
+
+// What a communicator holds on its GPU: so much for each of its CTAs.
+inline constexpr std::int64_t kBytesOfCta = std::int64_t{1} << 16;
+ncclResult_t take_memory(Comm& comm);
+void give_memory(Comm& comm);
 
 // Those of a communicator that ends.
 void end_windows(const Comm& comm);
