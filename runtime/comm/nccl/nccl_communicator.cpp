@@ -2,7 +2,7 @@
 //
 //   small (staged)   copy to staging ─ exchange ─ fold or copy to where it belongs
 //   a large sum      of f32, f64, i32, i64: NCCL's own
-//   other sums       in blocks: each rank's part to who adds it ─ fold in rank order; of an
+//   other sums       in blocks: each peer's part to who adds it ─ fold in rank order; of an
 //                    all_reduce each rank adds a part of the block ─ gather the parts
 //   the rest         NCCL's all-gathers, broadcasts, sends and receives, of bytes
 //
@@ -90,6 +90,29 @@ class NcclCommunicator final : public Communicator {
            (c.dtype == f32 || c.dtype == f64 || c.dtype == i32 || c.dtype == i64);
   }
 
+  // NCCL's calls are kept until the group is whole, so that what only copies is queued before it.
+  struct Call {
+    enum Kind : std::uint8_t { gather, broadcast, all_to_all, send, recv, scatter_sum, sum } kind;
+    const void* from;
+    void* to;
+    std::int64_t size;  // bytes; of sums elements
+    int peer = 0;
+    DType dtype = DType::f32;
+    static bool is_of_all(const Call& c) { return c.kind != send && c.kind != recv; }
+  };
+  struct Fold {  // copies where `item` is null
+    const Collective* item;
+    void* out;
+    const std::byte* in;   // of each rank, one behind another
+    std::int64_t count;    // elements; bytes of a copy
+    const std::byte* own;  // this rank's, which nobody sends; null: it is in `in`
+  };
+  // What `Queue` fills; kept from call to call, for its memory.
+  struct Lists {
+    std::vector<Call> calls, next_calls;  // of the next group, and of the one behind its folds
+    std::vector<Fold> folds;
+  };
+
   // Of one call: what goes into NCCL's next group, and what is to be done with what it brings. All
   // ranks come to the same groups, since those depend only on what the ranks agree on.
   class Queue {
@@ -100,7 +123,14 @@ class NcclCommunicator final : public Communicator {
           mover_(exec),
           stream_(exec.native_stream),
           rank_(self.rank()),
-          size_(self.size()) {}
+          size_(self.size()),
+          calls_(self.lists_.calls),
+          next_calls_(self.lists_.next_calls),
+          folds_(self.lists_.folds) {
+      calls_.clear();  // what a call that threw has left
+      next_calls_.clear();
+      folds_.clear();
+    }
 
     void run() {
       stage(mover_, self_.staging_.get(), call_.items(), rank_, size_);
@@ -120,22 +150,6 @@ class NcclCommunicator final : public Communicator {
     }
 
    private:
-    // NCCL's calls are kept until the group is whole, so that what only copies is queued before it.
-    struct Call {
-      enum Kind : std::uint8_t { gather, broadcast, all_to_all, send, recv, scatter_sum, sum } kind;
-      const void* from;
-      void* to;
-      std::int64_t size;  // bytes; of sums elements
-      int peer = 0;
-      DType dtype = DType::f32;
-    };
-    struct Fold {  // copies where `item` is null
-      const Collective* item;
-      void* out;
-      const std::byte* in;
-      std::int64_t count;  // elements; bytes of a copy
-    };
-
     void add(const Collective& c, const std::byte* send, bool is_staged) {
       const auto bytes = static_cast<std::int64_t>(item_bytes(c));
       switch (c.kind) {
@@ -193,11 +207,12 @@ class NcclCommunicator final : public Communicator {
         const std::byte* const from = send + first * width;
         std::byte* const to = static_cast<std::byte*>(c.recv) + first * width;
         for (int peer = 0; peer < size_; ++peer) {
+          if (peer == rank_) continue;
           call({Call::send, from + peer * bytes, nullptr, bytes, peer});
           call({Call::recv, nullptr, landed + peer * bytes, bytes, peer});
         }
-        folds_.push_back({&c, to + rank_ * bytes, landed, part});
-        folded_.push_back({Call::gather, to + rank_ * bytes, to, bytes});
+        folds_.push_back({&c, to + rank_ * bytes, landed, part, from + rank_ * bytes});
+        next_calls_.push_back({Call::gather, to + rank_ * bytes, to, bytes});
       }
       fold(c, send, first);
     }
@@ -212,6 +227,7 @@ class NcclCommunicator final : public Communicator {
         std::byte* const landed = take(bytes * size_);
         const std::byte* const block = send + first * width;
         const bool adds = c.kind != CollectiveKind::reduce || c.root == rank_;
+        const std::byte* own = nullptr;
         if (c.kind == CollectiveKind::all_reduce) {
           call({Call::gather, block, landed, bytes});
         } else {
@@ -219,12 +235,17 @@ class NcclCommunicator final : public Communicator {
             const bool wants = c.kind != CollectiveKind::reduce || c.root == peer;
             const std::int64_t chunk =
                 c.kind == CollectiveKind::reduce_scatter ? peer * c.count * width : 0;
+            if (peer == rank_) {
+              own = block + chunk;
+              continue;
+            }
             if (wants) call({Call::send, block + chunk, nullptr, bytes, peer});
             if (adds) call({Call::recv, nullptr, landed + peer * bytes, bytes, peer});
           }
         }
         if (adds)
-          folds_.push_back({&c, static_cast<std::byte*>(c.recv) + first * width, landed, count});
+          folds_.push_back(
+              {&c, static_cast<std::byte*>(c.recv) + first * width, landed, count, own});
       }
     }
 
@@ -233,7 +254,7 @@ class NcclCommunicator final : public Communicator {
     std::byte* land(const Collective& c, bool is_staged, std::int64_t bytes) {
       if (!is_staged) return static_cast<std::byte*>(c.recv);
       std::byte* const landed = take(bytes);
-      if (receives(c, rank_)) folds_.push_back({nullptr, c.recv, landed, bytes});
+      if (receives(c, rank_)) folds_.push_back({nullptr, c.recv, landed, bytes, nullptr});
       return landed;
     }
 
@@ -248,9 +269,8 @@ class NcclCommunicator final : public Communicator {
 
     // What all ranks call comes first, so that groups begin alike on all of them.
     void flush() {
-      std::stable_partition(calls_.begin(), calls_.end(), [](const Call& c) {
-        return c.kind != Call::send && c.kind != Call::recv;
-      });
+      if (!std::ranges::is_partitioned(calls_, Call::is_of_all))
+        std::ranges::stable_partition(calls_, Call::is_of_all);
       if (!calls_.empty())
         self_.world_.group(self_.role_.comm, call_.name, self_.is_first_, [this] {
           for (const Call& c : calls_) self_.world_.check(queue(c));
@@ -258,7 +278,7 @@ class NcclCommunicator final : public Communicator {
       for (const Fold& f : folds_) finish(f);
       calls_.clear();
       folds_.clear();
-      calls_.swap(folded_);
+      calls_.swap(next_calls_);
       used_ = 0;
     }
 
@@ -288,7 +308,8 @@ class NcclCommunicator final : public Communicator {
       if (!f.item) return mover_.copy(f.out, f.in, static_cast<std::size_t>(f.count));
       const std::int64_t bytes = f.count * static_cast<std::int64_t>(size_bytes(f.item->dtype));
       for (int peer = 0; peer < size_; ++peer)
-        self_.inputs_[static_cast<std::size_t>(peer)] = f.in + peer * bytes;
+        self_.inputs_[static_cast<std::size_t>(peer)] =
+            f.own && peer == rank_ ? f.own : f.in + peer * bytes;
       mover_.reduce(f.out, self_.inputs_.data(), size_, f.count, *f.item);
     }
 
@@ -297,10 +318,9 @@ class NcclCommunicator final : public Communicator {
     const ItemMover mover_;
     void* const stream_;
     const int rank_, size_;
-    std::vector<Call> calls_;
-    std::vector<Fold> folds_;
-    std::vector<Call> folded_;  // calls of the next group, of what the folds before it have left
-    std::int64_t used_ = 0;     // of the landing memory
+    std::vector<Call>&calls_, &next_calls_;
+    std::vector<Fold>& folds_;
+    std::int64_t used_ = 0;  // of the landing memory
   };
 
   NcclGroup& group_;
@@ -311,6 +331,7 @@ class NcclCommunicator final : public Communicator {
   const bool sums_by_nccl_;
   bool is_first_ = false;  // peers may still be on their way
   std::shared_ptr<std::byte> staging_, landing_;
+  Lists lists_;
   std::vector<const void*> inputs_;  // of one sum
 };
 
