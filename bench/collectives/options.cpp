@@ -128,6 +128,14 @@ const std::vector<Option>& table() {
        [](Options& o, const Value&) { o.world.transport = Transport::messages; }},
       {0, "device", "NAME", "cpu, cuda or cuda:N [cpu]",
        [](Options& o, const Value& v) { o.world.device = parse_device(v.text); }},
+      {0, "ordered-sums", nullptr, "ranks add in rank order what NCCL would sum",
+       [](Options& o, const Value&) { o.world.nccl.ordered_sums = true; }},
+      {0, "windows", nullptr, "NCCL has allocated the buffers, and moves them without a copy",
+       [](Options& o, const Value&) { o.world.nccl.windows = true; }},
+      {0, "zero-cta-gathers", nullptr, "NCCL gathers by copy engines where it can; with --windows",
+       [](Options& o, const Value&) { o.world.nccl.gather_policy = GatherPolicy::zero; }},
+      {0, "reduce-max-ctas", "N", "NCCL reduces with at most so many blocks of threads [its own]",
+       [](Options& o, const Value& v) { o.world.nccl.reduce_max_ctas = parse_count(v, 1, 64); }},
       {0, "threads", "N", "of the CPU's kernels, for each rank [cores / ranks]",
        [](Options& o, const Value& v) { o.world.threads = parse_count(v, 1, kMostRanks); }},
   };
@@ -155,6 +163,15 @@ void check(Options& o) {
   if (o.emulate && (o.threads || o.groups > 1))
     throw DataError("--emulate: is one process and one group; leave -t, -g and --groups out");
   if (o.emulate) o.checks = 0;
+  const NcclOptions& nccl = o.world.nccl;
+  const bool is_zero = nccl.gather_policy == GatherPolicy::zero;
+  if ((nccl.ordered_sums || nccl.windows || is_zero || nccl.reduce_max_ctas > 0) &&
+      (o.world.device.kind == DeviceKind::cpu || o.threads || o.emulate))
+    throw DataError(
+        "--ordered-sums, --windows, --zero-cta-gathers, --reduce-max-ctas: are NCCL's; give "
+        "--device=cuda and a launcher that starts processes, or leave them out");
+  if (is_zero && !nccl.windows)
+    throw DataError("--zero-cta-gathers: copy engines move windows alone; add --windows");
 }
 
 }  // namespace

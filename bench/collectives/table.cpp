@@ -17,6 +17,8 @@ const char* describe(const World& world, const Options& options) {
                                                             : "processes, MPI";
     case WorldKind::processes:
       return "processes, shared memory";
+    case WorldKind::nccl:
+      return "processes, NCCL";
     case WorldKind::emulated:
       return "emulated: one is real, no peers, no wire";
     default:

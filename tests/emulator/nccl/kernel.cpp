@@ -255,6 +255,7 @@ class Kernel {
         for (std::size_t i = 0; i < theirs.size(); ++i)
           if (theirs[i].call.kind == Kind::send && at-- == 0)
             copy(call.recv, comm_->board->wire(call.peer) + theirs[i].at, bytes_of(call));
+        spoil(call);
         continue;
       }
       std::vector<const std::byte*> from;
@@ -267,7 +268,16 @@ class Kernel {
       }
       ++joint;
       deliver(call, from);
+      spoil(call);
     }
+  }
+
+  void spoil(const Call& call) const {
+    const bool fans_out = call.kind == Kind::all_gather || call.kind == Kind::all_to_all;
+    const std::size_t bytes = bytes_of(call) * (fans_out ? std::size_t(comm_->ranks) : 1);
+    const auto least = static_cast<std::size_t>(settings().spoil);
+    if (least > 0 && bytes >= least)
+      static_cast<std::byte*>(call.recv)[bytes - 1] ^= std::byte{0x40};
   }
 
   static void copy(void* to, const std::byte* from, std::size_t bytes) {

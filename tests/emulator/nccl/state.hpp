@@ -24,7 +24,7 @@ using kernels::cuda::emulator::Control;
 
 struct Settings {
   std::atomic<long long> version{NCCL_VERSION_CODE}, polls{1}, null_windows{0}, one_gpu{0},
-      any_order{0}, lone_aborts{0}, host_ms{0};
+      any_order{0}, lone_aborts{0}, host_ms{0}, spoil{0};
 };
 Settings& settings();
 
