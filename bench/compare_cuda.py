@@ -7,7 +7,7 @@ forward, segments that grow; "compiled" also compiles blocks, last norm, head an
 PyTorch's attention adds up in any order in its backward pass, and so does Tessera's in "tessera, any order" (debug.deterministic=false),
 to which ratios are; "tessera" is what it does by default, the same bits from every run.
 
-Called by compare_pytorch.py --device. On both sides the chunks of absent peers are filled from this rank's own in every gather
+Called by compare_pytorch.py --device; `--worker --launched` is a rank of a real world of torchrun's, for tools/gpu-check. On both sides the chunks of absent peers are filled from this rank's own in every gather
 and sums count this rank eight times, so the memory traffic of a gather is there, and the wire costs nothing. Losses are
 therefore meaningless; that both sides train the same model is checked before, at one rank.
 """
@@ -111,11 +111,17 @@ def worker(options):
     from torch.testing._internal.distributed.fake_pg import FakeStore
     compiled, math_attention = (VARIANTS | NOTES)[options.variant]
     case, folder, device = CASES[options.case], pathlib.Path(options.worker), torch.device(options.device)
-    gpu = device.type == "cuda"
+    gpu, rank = device.type == "cuda", 0
+    if gpu and options.launched:
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     if gpu:
         torch.cuda.set_device(device)
-    dist.init_process_group("fake", rank=0, world_size=options.world, store=FakeStore())
-    fill_fake_collectives(dist, options.world)
+    if options.launched:
+        dist.init_process_group("nccl" if gpu else "gloo")
+        rank = dist.get_rank()
+    else:
+        dist.init_process_group("fake", rank=0, world_size=options.world, store=FakeStore())
+        fill_fake_collectives(dist, options.world)
     with torch.device("meta"):  # the weights are mapped from the file, neither drawn nor copied
         model = build(case["model"] | dict(length=case["length"]))
     missing = model.load_state_dict(read_safetensors(folder / "start.safetensors"), strict=False, assign=True)
@@ -156,9 +162,8 @@ def worker(options):
 
     def train(step):
         """A step's loss, and its seconds."""
-        begin = time.perf_counter()
-        rows = torch.stack([text[i * case["length"]:(i + 1) * case["length"] + 1]
-                            for i in range(step * case["batch"] * options.world, step * case["batch"] * options.world + case["batch"])])
+        begin, first = time.perf_counter(), (step * options.world + rank) * case["batch"]
+        rows = torch.stack([text[i * case["length"]:(i + 1) * case["length"] + 1] for i in range(first, first + case["batch"])])
         rows = rows.to(device, non_blocking=True)
         with sdpa_kernel(backends):
             loss = loss_of(model(rows[:, :-1]), rows[:, 1:])
@@ -168,10 +173,18 @@ def worker(options):
         optimizer.zero_grad()
         return loss.item(), time.perf_counter() - begin
     losses, seconds = zip(*map(train, range(options.steps)))
+    if options.launched:
+        mean = torch.tensor(losses, device=device) / options.world
+        dist.all_reduce(mean)
+        losses = mean.tolist()
     peak, reserved = (torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()) if gpu else (0, 0)
     with torch.profiler.profile() as profile:  # last, so that it can't touch what is timed
         train(0)
     ran = attention_that_ran(profile)
+    if options.launched:
+        dist.barrier()
+    if rank != 0:
+        os._exit(0)
     (folder / "pytorch.json").write_text(json.dumps(dict(
         losses=losses, step_seconds=seconds, attention=ran, attention_ms=timed, peak_bytes=peak, reserved_bytes=reserved, version=torch.__version__,
         cuda=torch.version.cuda, device=torch.cuda.get_device_name(device) if gpu else "cpu")))

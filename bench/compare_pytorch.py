@@ -144,6 +144,7 @@ def main():
     for name in ("worker", "variant"):
         parser.add_argument("--" + name, help=argparse.SUPPRESS)
     parser.add_argument("--world", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--launched", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.pairs = options.pairs or (3 if options.device else 5)
     options.steps = options.steps or (40 if options.device else 13)

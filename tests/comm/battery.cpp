@@ -9,7 +9,7 @@
 
 #include "tessera/base/philox.hpp"
 #include "tessera/detail/base/checked.hpp"
-#include "tests/support/race_check.hpp"
+#include "tessera/tensor/ops.hpp"
 #include "tests/support/share.hpp"
 
 using namespace tessera;
@@ -90,7 +90,8 @@ Sum reference_sum(std::uint64_t seed, std::uint64_t id, int size, std::int64_t i
   return sum;
 }
 
-// One case with its buffers, cut from symmetric memory at an offset that all ranks share.
+// One case with its buffers, cut from symmetric memory at an offset that all ranks share. The host
+// may not touch that memory: values come from its own copy and go to it.
 struct Placed {
   Case c;
   std::uint64_t id;
@@ -120,14 +121,19 @@ class Runner {
     for (const Case& c : cases) placed.push_back(place(c));
     CollectiveGroup group("battery");
     for (const Placed& p : placed) group.edit().push_back(p.item());
+    const Device& device = group_.device();
+    const Stream stream = device.stream(communicator.stream());
+    if (used_ > 0) raw::copy_into(used(), Tensor::from(host_words(), {words()}, device));
+    stream.wait(device.compute().record());
     const Access access{&use_, arena_->data(), arena_->data() + used_, AccessMode::write};
     if (as_group)
       communicator.submit(group, {&access, 1});
     else
       for (const Collective& c : group.items()) communicator.submit(c, "battery", {&access, 1});
-    const Device& device = group_.device();
-    device.block(device.stream(communicator.stream()).record());
-    for (const Placed& p : placed) check(p);
+    device.compute().wait(stream.record());
+    device.block(device.compute().record());
+    if (used_ > 0) std::ranges::copy(used().to_vector<std::int64_t>(), host_.begin());
+    for (const Placed& p : placed) check(p, &communicator == &group_.control());
   }
 
   Result result;
@@ -135,6 +141,18 @@ class Runner {
  private:
   static constexpr std::int64_t kArenaBytes = 8 << 20;
   static constexpr int kUntouched = 1;  // a boolean, too
+
+  std::int64_t words() const { return used_ / static_cast<std::int64_t>(sizeof host_[0]); }
+  std::span<const std::int64_t> host_words() const {
+    return {host_.data(), static_cast<std::size_t>(words())};
+  }
+  Tensor used() {
+    return Tensor::wrap(Storage::borrowed(group_.device(), arena_->data(), used_, use_), {words()},
+                        i64);
+  }
+  std::byte* on_host(const std::byte* data) {
+    return reinterpret_cast<std::byte*>(host_.data()) + (data - arena_->data());
+  }
 
   std::byte* cut(std::int64_t bytes) {
     std::byte* data = arena_->data() + used_;
@@ -159,7 +177,7 @@ class Runner {
     if (!c.in_place) {
       p.send = cut(p.send_count * width);
       p.recv = cut(p.recv_count * width);
-      std::memset(p.recv, kUntouched, static_cast<std::size_t>(p.recv_count * width));
+      std::memset(on_host(p.recv), kUntouched, static_cast<std::size_t>(p.recv_count * width));
     } else if (c.kind == CollectiveKind::all_gather) {
       p.recv = cut(p.recv_count * width);
       p.send = p.recv + mine;
@@ -170,20 +188,22 @@ class Runner {
     visit(c.dtype, [&](auto tag) {
       using T = typename decltype(tag)::type;
       for (std::int64_t i = 0; i < p.send_count; ++i)
-        reinterpret_cast<T*>(p.send)[i] = value<T>(seed_, p.id, rank, i);
+        reinterpret_cast<T*>(on_host(p.send))[i] = value<T>(seed_, p.id, rank, i);
     });
     return p;
   }
 
-  void check(const Placed& p) {
+  void check(const Placed& p, bool is_control) {
     const auto width = static_cast<std::int64_t>(size_bytes(p.c.dtype));
-    const std::string_view bytes(reinterpret_cast<const char*>(p.recv),
+    const std::byte* const recv = on_host(p.recv);
+    const std::string_view bytes(reinterpret_cast<const char*>(recv),
                                  static_cast<std::size_t>(p.recv_count * width));
     result.hash = fnv1a(bytes, result.hash);
+    if (is_control) result.control = fnv1a(bytes, result.control);
     visit(p.c.dtype, [&](auto tag) {
       using T = typename decltype(tag)::type;
       for (std::int64_t i = 0; i < p.recv_count; ++i)
-        if (!is_right<T>(p, i, reinterpret_cast<const T*>(p.recv)[i])) return report(p, i);
+        if (!is_right<T>(p, i, reinterpret_cast<const T*>(recv)[i])) return report(p, i);
     });
   }
 
@@ -229,6 +249,7 @@ class Runner {
   const RankGroup& group_;
   std::uint64_t seed_;
   std::shared_ptr<SymmetricMemory> arena_;
+  std::vector<std::int64_t> host_ = std::vector<std::int64_t>(kArenaBytes / sizeof(std::int64_t));
   LastUse use_;
   std::int64_t used_ = 0;
   std::uint64_t cases_ = 0;
@@ -288,14 +309,6 @@ Result run(const RankGroup& group, std::uint64_t seed) {
   }
   group.device().synchronize();
   return std::move(runner.result);
-}
-
-std::vector<std::uint64_t> hashes_of_threads(int ranks, std::uint64_t seed) {
-  std::vector<std::uint64_t> hashes(static_cast<std::size_t>(ranks));
-  tessera::testing::run_checked(ranks, {}, [&](World& world) {
-    hashes[static_cast<std::size_t>(world.rank())] = run(world, seed).hash;
-  });
-  return hashes;
 }
 
 }  // namespace battery

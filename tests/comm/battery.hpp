@@ -14,11 +14,12 @@ namespace battery {
 
 struct Result {
   std::uint64_t hash = 0;           // over all bytes received, by this rank
+  std::uint64_t control = 0;        // over those of `control` alone
   std::vector<std::string> errors;  // empty when every value is within its bound
 };
 
 // Inputs are drawn from `seed`, which is the same on all ranks. Ends with the device idle. Does not
-// assert, because it runs on threads.
+// assert, because it runs on threads, and on a GPU where no test framework is.
 Result run(const tessera::RankGroup& group, std::uint64_t seed);
 
 // What it comes to on each of so many ranks that are threads, under the race checker.

@@ -12,8 +12,8 @@ import time
 
 NVCC = (12, 8)
 TOOLKIT = pathlib.Path("/usr/local/cuda")
-LIBRARIES = {"cublasLt": "libcublasLt.so.1[0-9]", "cudnn": "libcudnn.so.9"}
-HEADERS = {"cublasLt": "cublasLt.h", "cudnn": "cudnn_graph.h"}
+LIBRARIES = {"cublasLt": "libcublasLt.so.1[0-9]", "cudnn": "libcudnn.so.9", "nccl": "libnccl.so.2"}
+HEADERS = {"cublasLt": "cublasLt.h", "cudnn": "cudnn_graph.h", "nccl": "nccl.h"}
 STATE = {"sm_mhz": "clocks.sm", "memory_mhz": "clocks.mem", "watts": "power.draw", "celsius": "temperature.gpu"}
 
 

@@ -19,7 +19,7 @@ import traceback
 
 from processes import run_group
 
-SOURCES = ("bench", "include", "kernels", "nn", "runtime", "tests/cuda", "tests/kernels", "tools")
+SOURCES = ("bench", "include", "kernels", "nn", "runtime", "tests/comm", "tests/cuda", "tests/kernels", "tests/support", "tools")
 
 
 def say(*words):
