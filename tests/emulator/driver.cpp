@@ -6,6 +6,7 @@
 #include "tessera/detail/device/driver.hpp"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -116,7 +117,9 @@ DriverError reach(std::int32_t device, std::int32_t peer, bool* reaches) {
 }
 DriverError describe(std::int32_t device, DriverDevice* out) {
   *out = {"the host, emulating a GPU", 0, 0, multiprocessors(), kMemoryBytes, 0, "emulator", ""};
-  std::snprintf(out->uuid, sizeof out->uuid, "GPU-emulated-%d", device);
+  char host[32] = "";
+  gethostname(host, sizeof host - 1);  // each host has GPUs of its own
+  std::snprintf(out->uuid, sizeof out->uuid, "GPU-emulated-%d-%s", device, host);
   return device < state().devices ? nullptr : "there is no such emulated GPU";
 }
 

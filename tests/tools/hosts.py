@@ -74,9 +74,10 @@ class Hosts:
         self.agent.chmod(0o755)
         return self
 
-    def on(self, host, command):
-        """The command that runs `command` on host 1, 2, ..., in this folder."""
-        return ["nsenter", "-t", str(self.processes[host - 1].pid), "-n", "-u", "-m", "sh", "-c", 'cd "$0" && exec "$@"', os.getcwd(), *map(str, command)]
+    def on(self, host, command, shm="own"):
+        """The command that runs `command` on host 1, 2, ..., in this folder. `shm`: with a /dev/shm of its own, or that of n0."""
+        mounts = {"own": ["-m"], "shared": []}[shm]
+        return ["nsenter", "-t", str(self.processes[host - 1].pid), "-n", "-u", *mounts, "sh", "-c", 'cd "$0" && exec "$@"', os.getcwd(), *map(str, command)]
 
     def segments(self, host):
         """What is left of ours in a host's /dev/shm."""

@@ -6,9 +6,9 @@ SECONDS = {  # of a step whose name begins so, the longest that fits
     "2 ranks": 45, "4 ranks": 45, "8 ranks": 45, "ranks on GPUs": 30, "captured steps": 30, "memcheck ": 8, "memcheck reduce": 25, "racecheck ": 30,
     "racecheck attention": 45, "racecheck embedding": 35, "initcheck ": 36, "synccheck ": 15, "bandwidth": 10, "step of ": 20, "profile of ": 6, "attention, ": 12, "products of ": 25,
     # On eight GPUs.
-    "NCCL on one GPU": 20, "over NCCL: battery": 25, "over NCCL: losses": 45, "over NCCL: captured": 30, "over NCCL: killed": 40,
-    "over NCCL: stopped": 40, "over NCCL: stalled": 60, "over NCCL: its log": 20, "over NCCL: bandwidths": 40, "over NCCL: gathers": 30,
-    "over NCCL: memory": 20, "over NCCL: beside FSDP2": 75,
+    "NCCL on one GPU": 20, "over NCCL: battery": 25, "over NCCL: losses": 45, "over NCCL: captured": 30, "over NCCL: killed": 45,
+    "over NCCL: stopped": 50, "over NCCL: stalled": 60, "over NCCL: its log": 15, "over NCCL: bandwidths": 35, "over NCCL: gathers": 30,
+    "over NCCL: memory": 15, "over NCCL: beside FSDP2": 75,
     "beside PyTorch: ": 100,  # one pair, where programs and weights are there; more pairs take what is left
 }
 PART_SECONDS = 540
