@@ -13,7 +13,7 @@ using namespace tessera;
 using Catch::Matchers::Contains;
 using tessera::testing::run_checked;
 using tessera::testing::thrown_by;
-using Dims = std::vector<MeshDim>;
+using MeshDims = std::vector<MeshDim>;
 using Ranks = std::vector<int>;
 
 namespace {
@@ -165,7 +165,7 @@ TEST_CASE("a mesh of one dimension over all ranks has the world's communicators"
 
 TEST_CASE("what is no mesh is refused in one line, before anything is submitted", "[comm]") {
   World world = World::emulated(1, 8);
-  const auto grid = [&](const Dims& dims) {
+  const auto grid = [&](const MeshDims& dims) {
     const std::string message = thrown_by([&] { DeviceMesh::grid(world, dims); });
     CHECK(message.find('\n') == std::string::npos);
     return message;

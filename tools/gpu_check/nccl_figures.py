@@ -21,7 +21,7 @@ TEST_FOLDERS = ("/usr/local/bin", "/usr/local/nccl-tests/build", "/opt/nccl-test
 IN_PLACE = 11  # the column of its bus bandwidth, of both
 FSDP2_CASE, FSDP2_STEPS = "gpt2-124m", 30
 PYTORCH = pathlib.Path(__file__).resolve().parents[2] / "bench/compare_pytorch.py"
-FEW_BLOCKS = "4"
+FEW_BLOCKS, ZERO_CTAS = "4", "2"
 
 
 def bus_bandwidths(text):
@@ -45,10 +45,9 @@ class NcclFigures:
         self.step("over NCCL: memory", lambda: self.memory_over_nccl(ranks))
         self.step("over NCCL: beside FSDP2", lambda: self.beside_fsdp2(ranks))
 
-    def options_of(self, program, pattern):
-        """Those of a program's help that `pattern` finds."""
-        text = self.run([self.program(program), "--help=all" if program == "tessera-train" else "--help"], timeout=60)
-        return re.findall(r"--[\w.-]*(?:" + pattern + r")[\w-]*", text)
+    def has_option(self, name):
+        """Whether tessera-train knows it."""
+        return f"--{name}=" in self.run([self.program("tessera-train"), "--help=all"], timeout=60)
 
     # ---- what NCCL says
 
@@ -56,7 +55,8 @@ class NcclFigures:
         """Memory in windows is moved by symmetric kernels, and without any block of threads by copy engines, where GPUs have NVLink."""
         self.expect_gpus(ranks)
         folder, planned = self.work / "log_of_nccl", {"Symmetric": []}
-        planned |= {"Copy Engine": [f"{option}=true"] for option in self.options_of("tessera-train", "zero_cta")}
+        if self.has_option("comm.gather_policy"):
+            planned["Copy Engine"] = ["--comm.gather_policy=zero"]
         setup, found = TINY | dict(model=TINY["model"] | dict(dim=256)), {}
         for way, options in planned.items():
             folder.mkdir(parents=True, exist_ok=True)
@@ -74,7 +74,7 @@ class NcclFigures:
             raise Skipped(f"{', '.join(missing)}: not in NCCL's log, and the GPUs have no NVLink")
         if missing:
             raise Failed(f"planned, and not in NCCL's log: {', '.join(missing)}")
-        return found | ({} if "Copy Engine" in planned else {"copy engines": "not tried: no option asks for them"})
+        return found | ({} if "Copy Engine" in planned else {"Copy Engine": "not tried: no option asks for it"})
 
     def have_nvlink(self):
         text = self.run([self.tool("nvidia-smi"), "topo", "-m"], timeout=30)
@@ -109,16 +109,11 @@ class NcclFigures:
         return figures
 
     def gathers_beside_compute(self, ranks):
-        """Plain; capped, by an option or by NCCL's variable; and without a block of threads, where there are options for that."""
+        """Plain; with few blocks of threads; and without any, which needs windows. NCCL's own variables ask for it."""
         self.expect_gpus(ranks)
         words = ["all_gather", "-b", "64M", "-e", "64M", "--beside-compute"]
-        capped = next((f"{o}={FEW_BLOCKS}" for o in self.options_of("bench-collectives", "max-cta|blocks")), None)
-        ways = {"plain": ([], {}), "capped": ([capped], {}) if capped else ([], dict(NCCL_MAX_CTAS=FEW_BLOCKS))}
-        windows, without = self.options_of("bench-collectives", "windows"), self.options_of("bench-collectives", "zero-cta")
-        if windows:
-            ways["windows"] = (windows[:1], {})
-        if without:
-            ways["zero-CTA"] = ([*windows[:1], *without[:1]], {})
+        ways = {"plain": ([], {}), "capped": ([], dict(NCCL_MAX_CTAS=FEW_BLOCKS)), "windows": (["--windows"], {}),
+                "zero-CTA": (["--windows"], dict(NCCL_CTA_POLICY=ZERO_CTAS))}
         figures = {}
         for way, (options, environment) in ways.items():
             text = self.collectives(ranks, [*words, *options], environment)
@@ -127,7 +122,7 @@ class NcclFigures:
                 raise Failed(f"{way}: no figure; see {self.log}")
             figures[way] = dict(zip(("us", "of_its_time_alone", "hidden"), map(float, found.groups())))
             say(f"    {way}: {short(figures[way])}")
-        return figures | ({} if without else {"zero-CTA": "not tried: no option asks for it"})
+        return figures
 
     # ---- memory
 
@@ -137,7 +132,7 @@ class NcclFigures:
         return sum(int(line) for line in text.split()) << 20
 
     def memory_over_nccl(self, ranks):
-        """What the driver counts for a rank, beside what the trainer reserves: contexts and NCCL are the rest."""
+        """What the driver counts for a rank, beside what the trainer reserves, and says of NCCL: contexts are the rest."""
         self.expect_gpus(ranks)
         folder, before = self.work / "memory_over_nccl", self.used_bytes()
         command = self.train_over_nccl(TINY, 10**6, folder)
@@ -151,11 +146,13 @@ class NcclFigures:
             raise Failed(f"a rank has ended: {ends}")
         line = json.loads((folder / "out.jsonl").read_text().splitlines()[4])
         figures = dict(used_mib=used / 2**20, reserved_mib=line["memory_reserved_bytes"] / 2**20, planned_mib=line["memory_planned_bytes"] / 2**20)
+        of_nccl = re.search(r"memory of NCCL's communicators, on top: measured (\d+) bytes", ends[0][2])
+        figures["nccl_mib"] = int(of_nccl[1]) / 2**20 if of_nccl else 0.0
         if not line["memory_peak_bytes"] <= line["memory_planned_bytes"]:
             raise Failed("the peak is above its plan", figures)
-        if not used >= line["memory_reserved_bytes"]:
-            raise Failed("the driver counts less than the ledger has reserved", figures)
-        return figures | dict(beside_mib=figures["used_mib"] - figures["reserved_mib"])
+        if not figures["used_mib"] >= figures["reserved_mib"] + figures["nccl_mib"]:
+            raise Failed("the driver counts less than the ledger", figures)
+        return figures | dict(beside_mib=figures["used_mib"] - figures["reserved_mib"] - figures["nccl_mib"])
 
     # ---- PyTorch
 
