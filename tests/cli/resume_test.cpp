@@ -92,8 +92,75 @@ TEST_CASE("a run goes on with other ranks, batches, rates and layouts") {
                    "--checkpoint.exclude_from_loading=optimizer,dataloader",
                folder);
   CHECK(has(forked.out, "goes on after step 9 of 'checkpoint/step-9'"));
+  CHECK(has(forked.out, "checkpoint: the optimizer's state begins anew\n"));
+  CHECK(has(forked.out, "checkpoint: the order of samples begins anew\n"));
   CHECK(std::filesystem::exists(folder.path() / "fork/step-10/manifest.json"));
   CHECK_FALSE(std::filesystem::exists(folder.path() / "checkpoint/step-10"));
+}
+
+TEST_CASE("what a forked run leaves out begins anew once, and not when the run goes on") {
+  const BookFolder folder;
+  run_well(kResumed + "--training.steps=4", folder);
+  const std::string fork =
+      kResumed + "--checkpoint.initial_load_path=checkpoint --checkpoint.folder=";
+  const std::string leaves_out = " --checkpoint.exclude_from_loading=optimizer,dataloader ";
+  run_well(fork + "whole" + leaves_out + "--training.steps=9 --save=whole.safetensors", folder);
+  run_well(fork + "parts" + leaves_out + "--training.steps=6", folder);
+  const Outcome on =
+      run_well(fork + "parts" + leaves_out + "--training.steps=9 --save=parts.safetensors", folder);
+  CHECK_FALSE(has(on.out, "anew"));
+  CHECK(folder.read("parts.safetensors") == folder.read("whole.safetensors"));
+  // Which samples it sees may be others then.
+  run_well(fork + "short" + leaves_out + "--training.steps=5 --training.seq_len=8", folder);
+}
+
+TEST_CASE("a run that has nothing to train says so") {
+  const BookFolder folder;
+  run_well(kResumed + "--training.steps=6", folder);
+  for (const char* steps : {"4", "6"})
+    CHECK(has(
+        run_well(kResumed + "--training.steps=" + steps, folder).out,
+        std::string("checkpoint: training.steps=") + steps + " are done, so nothing is trained\n"));
+}
+
+TEST_CASE("a default and its explicit value are one model") {
+  const BookFolder folder;
+  run_well(kResumed + "--training.steps=4", folder);
+  const Outcome on = run_well(
+      kResumed + "--training.steps=5 --model.tie_embeddings=false --model.n_kv_heads=2", folder);
+  CHECK(has(on.out, "changed since: training.steps 4 -> 5\n"));
+}
+
+TEST_CASE("a checkpoint that can't be saved ends the run in order, with its weights saved") {
+  const BookFolder folder;
+  const std::string mode = GENERATE(as<std::string>{}, "", kAsync);
+  const Outcome run = run_command(
+      kResumed + mode +
+          "--ranks 2 --training.steps=1000000 --checkpoint.interval=50 --save=w.safetensors "
+          "> log & run=$!; until [ -e checkpoint/step-100 ]; do sleep 0.05; done; "
+          "mv checkpoint gone; touch checkpoint; wait $run",
+      folder.path().string());
+  INFO(run.err << folder.read("log"));
+  CHECK(run.exit_code == 1);
+  CHECK(has(run.err, ": Not a directory\n"));
+  CHECK_FALSE(folder.read("w.safetensors").empty());
+}
+
+TEST_CASE("lines that no run has written are not lost by one that goes on") {
+  const BookFolder folder;
+  run_well(kResumed + "--training.steps=4", folder);
+  const std::string lines = folder.read("out.jsonl");
+  const std::size_t third = lines.find('\n', lines.find('\n') + 1) + 1;
+  const std::string with = lines.substr(0, third) + "a note\n" + lines.substr(third);
+  folder.write("out.jsonl", with);
+  const Outcome run = run_command(kResumed + "--training.steps=6", folder.path().string());
+  CHECK(run.exit_code == 2);
+  CHECK(has(run.err, "metrics.jsonl: line 3 of 'out.jsonl' is not a step's"));
+  CHECK(folder.read("out.jsonl") == with);
+  // What a machine that failed has left at the end goes.
+  folder.write("out.jsonl", lines + std::string(1000, '\0'));
+  run_well(kResumed + "--training.steps=6", folder);
+  CHECK(whole_lines(folder) == 6);
 }
 
 TEST_CASE("a run keeps its newest checkpoints, and saves before it stops") {
@@ -215,9 +282,21 @@ TEST_CASE("a checkpoint that does not fit is bad input, and stays") {
   CHECK(has(refused(goes + "--checkpoint.load_step=7"), "'checkpoint/step-7' does not exist"));
   CHECK(has(refused(goes + "--checkpoint.folder=none --checkpoint.load_step=7"),
             "'none' has no checkpoint"));
-  CHECK(has(refused(goes + "--checkpoint.folder=book.txt"), "Not a directory"));
+  CHECK(has(refused(goes + "--checkpoint.folder=none --checkpoint.load_step=4 "
+                           "--checkpoint.initial_load_path=checkpoint/step-6"),
+            "checkpoint.load_step=4: 'checkpoint/step-6' is step 6 alone"));
+  CHECK(has(refused(goes + "--checkpoint.folder=none --debug.seed=3 "
+                           "--checkpoint.initial_load_path=checkpoint"),
+            "name another checkpoint.initial_load_path"));
+  CHECK(has(refused(goes + "--checkpoint.exclude_from_loading=optimizer"),
+            "a run goes on in its folder with all it has"));
+  CHECK(has(refused(goes + "--save=checkpoint"),
+            "--save: 'checkpoint' would overwrite "
+            "checkpoint.folder"));
+  CHECK(has(refused(goes + "--checkpoint.folder=book.txt"), "'book.txt' is no folder"));
   CHECK(has(refused(goes + "--checkpoint.folder=none --checkpoint.initial_load_path=nowhere"),
             "checkpoint.initial_load_path: checkpoint 'nowhere' does not exist"));
+  CHECK_FALSE(std::filesystem::exists(folder.path() / "none"));
   std::string manifest = folder.read("checkpoint/step-6/manifest.json");
   manifest[40] ^= 1;
   folder.write("checkpoint/step-6/manifest.json", manifest);

@@ -80,6 +80,10 @@ struct Config {
     std::int64_t positions() const {  // GPT-2
       return max_seq_len.value_or(nn::Gpt2Config{}.max_seq_len);
     }
+    std::int64_t ffn() const {
+      return ffn_dim.value_or(name == ModelName::llama ? nn::LlamaConfig::default_ffn_dim(dim)
+                                                       : 4 * dim);
+    }
     bool tied() const { return tie_embeddings.value_or(name == ModelName::gpt2); }
   } model;
 

@@ -23,6 +23,7 @@ std::vector<Named> files_read(const Config& config, const Inputs& inputs) {
                              {"data.path", config.data.path},
                              {"device.module", config.device.module},
                              {"--load", config.flags.load}};
+  if (config.checkpoint.enable) read.push_back({"checkpoint.folder", config.checkpoint.folder});
   if (inputs.load) {
     read.push_back({"--load", inputs.load->index()});
     for (std::string& file : inputs.load->paths()) read.push_back({"--load", std::move(file)});

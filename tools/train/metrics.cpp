@@ -155,18 +155,28 @@ void JsonlWriter::keep_until(std::int64_t step) {
   const OpenFile file(path_, "metrics.jsonl");
   std::string text(static_cast<std::size_t>(file.size_bytes()), '\0');
   text.resize(file.read_some(0, std::as_writable_bytes(std::span(text))));
-  // Each whole line begins with its step, as json_line has it; what follows a later one goes.
+  // Each whole line begins with its step, as json_line has it; what follows a later one goes. The
+  // last may be cut, or zeros, where a machine has failed.
   constexpr std::string_view kBegin = "{\"step\": ";
-  std::size_t kept = 0;
-  for (std::size_t end; (end = text.find('\n', kept)) != text.npos; kept = end + 1) {
-    std::int64_t of_line = 0;
-    const std::string_view line = std::string_view(text).substr(kept, end - kept);
-    if (!line.starts_with(kBegin)) break;
-    const auto [at, error] =
-        std::from_chars(line.data() + kBegin.size(), line.data() + line.size(), of_line);
-    if (error != std::errc() || of_line > step) break;
+  std::int64_t number = 0, of_line = 0;
+  std::size_t kept = text.npos;
+  for (std::size_t begin = 0, end; begin < text.size(); begin = end + 1) {
+    end = std::min(text.find('\n', begin), text.size());
+    const std::string_view line = std::string_view(text).substr(begin, end - begin);
+    const bool is_cut = end == text.size();
+    ++number;
+    const bool is_step =
+        line.starts_with(kBegin) &&
+        std::from_chars(line.data() + kBegin.size(), line.data() + line.size(), of_line).ec ==
+            std::errc();
+    if (!is_step && !(is_cut && (kBegin.starts_with(line.substr(0, kBegin.size())) ||
+                                 line.find_first_not_of('\0') == line.npos)))
+      throw DataError(concat("line ", number, " of '", path_,
+                             "' is not a step's, and a run that goes on would lose what is behind "
+                             "it; name another file"));
+    if (kept == text.npos && (is_cut || !is_step || of_line > step)) kept = begin;
   }
-  kept_bytes_ = static_cast<std::int64_t>(kept);
+  kept_bytes_ = static_cast<std::int64_t>(std::min(kept, text.size()));
 }
 
 void JsonlWriter::write(const StepMetrics& metrics) {

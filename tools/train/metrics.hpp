@@ -54,7 +54,8 @@ class JsonlWriter {
   // Throws: DataError if the path cannot be written, and while another run writes it.
   explicit JsonlWriter(const std::string& path);
   // Of a run that goes on behind that step: its lines up to there stay, and the first one that is
-  // written comes behind them. Throws: DataError if the file cannot be read.
+  // written comes behind them. Throws: DataError if the file cannot be read, or has lines that no
+  // run has written, which would be lost.
   void keep_until(std::int64_t step);
   // Throws: DeviceError if the system refuses.
   void write(const StepMetrics& metrics);

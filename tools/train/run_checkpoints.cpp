@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <string_view>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "tessera/checkpoint/model.hpp"
@@ -20,8 +22,11 @@ constexpr const char *kConfig = "config.", *kData = "the contents of data.path",
 // What another value of would make another run of: of the keys of the model all but how its
 // projections are stored.
 bool is_fixed(std::string_view key) {
-  return (key.starts_with("model.") && key != "model.projections") || key == "training.seq_len" ||
-         key == "data.order" || key == "data.heldout" || key == "debug.seed";
+  return (key.starts_with("model.") && key != "model.projections") || key == "debug.seed";
+}
+// What says which samples a step sees.
+bool is_of_samples(std::string_view key) {
+  return key == kData || key == "training.seq_len" || key == "data.order" || key == "data.heldout";
 }
 // What has no part in the values of a run, or is another on each machine.
 bool is_told(std::string_view section) {
@@ -30,8 +35,12 @@ bool is_told(std::string_view section) {
          section == "quantize.linear.float8" || section == "data" || section == "debug";
 }
 
-checkpoint::Scalars facts_of(const Config& config, const Inputs& inputs) {
+// A default and its value, when it is given, are one.
+checkpoint::Scalars facts_of(Config config, const Inputs& inputs) {
   checkpoint::Scalars facts{{kData, data_fingerprint(inputs)}};
+  config.model.n_kv_heads = config.model.kv_heads();
+  config.model.ffn_dim = config.model.ffn();
+  config.model.tie_embeddings = config.model.tied();
   for (const Key& key : schema())
     if (is_told(key.section) && key.full_name() != "data.path" &&
         key.full_name() != "debug.executor")
@@ -54,8 +63,12 @@ std::int64_t bytes_of_checkpoint(const Config& config, std::int64_t parameters) 
 }
 
 std::string text_of(const checkpoint::Scalar& value) {
-  const std::string& text = std::get<std::string>(value);
-  return text.empty() ? "unset" : text;
+  return std::visit(
+      [](const auto& held) {
+        const std::string text = concat(held);
+        return text.empty() ? "unset" : text;
+      },
+      value);
 }
 
 std::string without_prefix(std::string_view fact) {
@@ -69,10 +82,10 @@ RunCheckpoints::RunCheckpoints(const Config& config, const Inputs& inputs, const
                                std::int64_t parameters)
     : config_(config), world_(world), facts_(facts_of(config, inputs)) {
   const auto& c = config.checkpoint;
-  if (!c.load_only)
-    named("checkpoint.folder", [&] { checkpoint::check_folder(c.folder, 0, world); });
   find();
   if (from_) check_fit();
+  if (!c.load_only)
+    named("checkpoint.folder", [&] { checkpoint::check_folder(c.folder, 0, world); });
   if (!c.load_only) check_room(bytes_of_checkpoint(config, parameters));
   if (c.stages()) saver_.emplace(c.folder, world, options());
 }
@@ -81,9 +94,7 @@ checkpoint::CheckpointOptions RunCheckpoints::options() const {
   const auto& c = config_.checkpoint;
   return {.must_be_finite = config_.training.stop_on_nan,
           .keep_latest = c.keep_latest_k,
-          .loaded = from_ && from_->path() == checkpoint::step_folder(c.folder, first_step_)
-                        ? std::optional(first_step_)
-                        : std::nullopt};
+          .loaded = is_own_ ? std::optional(first_step_) : std::nullopt};
 }
 
 // Each checkpoint is written before an older one goes, so there is one more than are kept.
@@ -109,8 +120,14 @@ void RunCheckpoints::check_room(std::int64_t bytes) const {
         });
 }
 
+// A run that goes on in its folder has begun anew what it left out when it began.
 bool RunCheckpoints::leaves_out(std::string_view what) const {
-  return config_.checkpoint.exclude_from_loading.find(what) != std::string::npos;
+  return (!is_own_ || config_.checkpoint.load_only) &&
+         config_.checkpoint.exclude_from_loading.find(what) != std::string::npos;
+}
+
+const char* RunCheckpoints::from_key() const {
+  return is_own_ ? "checkpoint.folder" : "checkpoint.initial_load_path";
 }
 
 void RunCheckpoints::find() {
@@ -121,43 +138,68 @@ void RunCheckpoints::find() {
     refuse(concat("checkpoint.load_step=", c.load_step, ": '", c.folder, "' has step ", *newest,
                   ", so the steps between would be written twice; name another checkpoint.folder, "
                   "and this folder as checkpoint.initial_load_path"));
+  if (newest && !c.load_only && c.initial_load_path.empty() && !c.exclude_from_loading.empty())
+    refuse(concat("checkpoint.exclude_from_loading=", c.exclude_from_loading, ": '", c.folder,
+                  "' has step ", *newest,
+                  ", and a run goes on in its folder with all it has; name "
+                  "another checkpoint.folder, and this one as checkpoint.initial_load_path"));
+  is_own_ = newest.has_value();
   if (newest) {
-    named("checkpoint.folder",
-          [&] { from_.emplace(c.folder, c.load_step >= 0 ? c.load_step : *newest); });
+    named(from_key(), [&] { from_.emplace(c.folder, c.load_step >= 0 ? c.load_step : *newest); });
   } else if (!c.initial_load_path.empty()) {
-    named("checkpoint.initial_load_path", [&] {
-      const auto step = checkpoint::newest(c.initial_load_path, world_);
+    const auto step =
+        named(from_key(), [&] { return checkpoint::newest(c.initial_load_path, world_); });
+    named(from_key(), [&] {
       from_.emplace(step ? checkpoint::step_folder(c.initial_load_path,
                                                    c.load_step >= 0 ? c.load_step : *step)
                          : c.initial_load_path);
     });
+    if (!step && c.load_step >= 0 && c.load_step != from_->step())
+      refuse(concat("checkpoint.load_step=", c.load_step, ": '", c.initial_load_path, "' is step ",
+                    from_->step(), " alone; leave load_step out, or name the folder around it"));
   } else if (c.load_step >= 0) {
     refuse(concat("checkpoint.load_step=", c.load_step, ": '", c.folder,
                   "' has no checkpoint; leave load_step out to begin one"));
   }
   if (!from_) return;
   // Files that are missing or of another save are told before anything is said or made.
-  named("checkpoint.folder", [&] {
+  named(from_key(), [&] {
     (void)from_->part("model");
     if (!leaves_out("optimizer")) (void)from_->part("optimizer");
   });
-  first_step_ = saved_ = from_->step();
-  if (newest == std::nullopt) saved_ = -1;  // another folder's
-  if (!leaves_out("dataloader"))
-    named("checkpoint.folder", [&] { first_sample_ = from_->integer(kSamples); });
+  first_step_ = from_->step();
+  saved_ = is_own_ ? first_step_ : -1;
+  if (leaves_out("dataloader")) return;
+  constexpr std::int64_t kMostSamples = std::int64_t{1} << 60;
+  named(from_key(), [&] { first_sample_ = from_->integer(kSamples); });
+  if (first_sample_ < 0 || first_sample_ > kMostSamples)
+    refuse(concat(from_key(), ": checkpoint '", from_->path(), "' says that the run took ",
+                  first_sample_, " samples; it is no run's, so take another"));
+}
+
+// Whether that value makes another run, of what is loaded.
+bool RunCheckpoints::is_other(std::string_view key, const checkpoint::Scalar& then,
+                              const checkpoint::Scalar& now) const {
+  if (then == now) return false;
+  if (is_of_samples(key)) return !leaves_out("dataloader");
+  const auto has_moments = [](const checkpoint::Scalar& momentum) {
+    const auto* const text = std::get_if<std::string>(&momentum);
+    return text && std::strtod(text->c_str(), nullptr) != 0;
+  };
+  if (key == "optimizer.name") return !leaves_out("optimizer");
+  if (key == "optimizer.momentum" && config_.optimizer.name == OptimizerName::sgd)
+    return !leaves_out("optimizer") && has_moments(then) != has_moments(now);
+  return is_fixed(key);
 }
 
 void RunCheckpoints::check_fit() const {
   for (const auto& [name, now] : facts_) {
     const std::string key = without_prefix(name);
     const auto then = from_->scalars().find(name);
-    if (then == from_->scalars().end() || then->second == now) continue;
-    if (key == kData              ? !leaves_out("dataloader")
-        : key == "optimizer.name" ? !leaves_out("optimizer")
-                                  : is_fixed(key))
+    if (then != from_->scalars().end() && is_other(key, then->second, now))
       refuse(concat(key, ": '", from_->path(), "' was made with ", text_of(then->second),
-                    ", this run has ", text_of(now),
-                    "; give the same value, or name another checkpoint.folder"));
+                    ", this run has ", text_of(now), "; give the same value, or name another ",
+                    from_key()));
   }
 }
 
@@ -167,7 +209,7 @@ void RunCheckpoints::prepare(Trainer& trainer) {
 
 void RunCheckpoints::resume(Trainer& trainer, const Say& say) {
   if (!from_) return;
-  named("checkpoint.folder", [&] {
+  named(from_key(), [&] {
     trainer.model().load(*from_->part("model"));
     if (!leaves_out("optimizer"))
       trainer.optimizer().load(trainer.model(), *from_->part("optimizer"));
@@ -176,6 +218,12 @@ void RunCheckpoints::resume(Trainer& trainer, const Say& say) {
   world_.barrier();
   say(concat("checkpoint: the run goes on after step ", first_step_, " of '", from_->path(),
              "', which ", from_->ranks(), from_->ranks() == 1 ? " rank" : " ranks", " saved"));
+  for (const auto& [part, what] : {std::pair("optimizer", "the optimizer's state"),
+                                   std::pair("dataloader", "the order of samples")})
+    if (leaves_out(part)) say(concat("checkpoint: ", what, " begins anew"));
+  if (config_.training.steps <= first_step_)
+    say(concat("checkpoint: training.steps=", config_.training.steps,
+               " are done, so nothing is trained"));
   std::string changed;
   for (const auto& [name, now] : facts_)
     if (const auto then = from_->scalars().find(name);
@@ -191,19 +239,23 @@ bool RunCheckpoints::is_due(std::int64_t done, bool is_last) const {
   return is_last || done % c.interval == 0 || (c.enable_first_step_checkpoint && done == 1);
 }
 
-// What is said of a save that fails. It could be written when the run began: no bad input.
+// What is said of a save that fails. It could be written when the run began: no bad input. Weights
+// that are not finite are no better in another file.
 template <class F>
 void RunCheckpoints::saving(std::int64_t step, const F& f) const {
-  const auto fail = [](const DataError& error, const std::string& message) {
-    throw detail::with_rank(DeviceError(message, error.where()), std::max(error.rank(), 0));
+  const auto fail = [](const auto& error) {
+    throw detail::with_rank(SaveFailed(error.what(), error.where()), std::max(error.rank(), 0));
   };
   try {
     f();
   } catch (const checkpoint::NotFinite& error) {
-    fail(error, concat("training.stop_on_nan: step ", step, ": ", error.what(),
-                       "; lower optimizer.lr or look at the data"));
+    const std::string why = concat("training.stop_on_nan: step ", step, ": ", error.what(),
+                                   "; lower optimizer.lr or look at the data");
+    throw detail::with_rank(DeviceError(why, error.where()), std::max(error.rank(), 0));
   } catch (const DataError& error) {
-    fail(error, error.what());
+    fail(error);
+  } catch (const DeviceError& error) {
+    fail(error);
   }
 }
 

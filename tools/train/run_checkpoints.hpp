@@ -16,6 +16,12 @@
 
 namespace tessera::train {
 
+// A save that failed, on all ranks alike: they can end in order.
+class SaveFailed : public DeviceError {
+ public:
+  using DeviceError::DeviceError;
+};
+
 class RunCheckpoints {
  public:
   using Say = std::function<void(const std::string& line)>;
@@ -36,7 +42,7 @@ class RunCheckpoints {
   void resume(Trainer& trainer, const Say& say);
   // Whether one is due behind step `done`, counted from 1. `is_last`: the run ends there.
   bool is_due(std::int64_t done, bool is_last) const;
-  // Saves, or begins to. Collective.  Throws: as checkpoint::save, DeviceError in the place of
+  // Saves, or begins to. Collective.  Throws: as checkpoint::save, SaveFailed in the place of
   // DataError; so do the calls below, for the save in flight.
   void save(Trainer& trainer, std::int64_t done, std::int64_t samples, const Say& say);
   // What this rank gives to a step, and what the sum over the ranks says. Collective.
@@ -57,11 +63,15 @@ class RunCheckpoints {
   void tell_saved(const Say& say);
   void check_fit() const;
   bool leaves_out(std::string_view what) const;
+  bool is_other(std::string_view key, const checkpoint::Scalar& then,
+                const checkpoint::Scalar& now) const;
+  const char* from_key() const;  // which names where `from_` is
 
   const Config& config_;
   const World& world_;
   checkpoint::Scalars facts_;  // of this run, as the next one compares them
   std::optional<checkpoint::Checkpoint> from_;
+  bool is_own_ = false;  // `from_` is of checkpoint.folder
   std::int64_t first_step_ = 0, first_sample_ = 0, saved_ = -1;
   std::optional<checkpoint::Saver> saver_;  // of checkpoint.async_mode
   std::map<std::int64_t, Time> begun_;      // by step, until it is told that it is saved

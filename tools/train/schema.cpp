@@ -373,7 +373,8 @@ const std::vector<Key>& schema() {
           "checkpoint.interval", "save every so many steps, and at the end",
           {.range = between(1, kMaxCount), .only_if = kSaves}),
       key<&C::checkpoint, &C::Checkpoint::keep_latest_k>(
-          "checkpoint.keep_latest_k", "how many stay when another is saved; 0: all",
+          "checkpoint.keep_latest_k",
+          "how many stay when another is saved, beside the one that was loaded; 0: all",
           {.range = between(0, kMaxCount), .only_if = kSaves}),
       key<&C::checkpoint, &C::Checkpoint::async_mode>(
           "checkpoint.async_mode",
@@ -389,7 +390,7 @@ const std::vector<Key>& schema() {
           {.only_if = kSaves, .argument = "FOLDER"}),
       key<&C::checkpoint, &C::Checkpoint::exclude_from_loading>(
           "checkpoint.exclude_from_loading",
-          "what begins anew: optimizer, dataloader, or both with a comma",
+          "what begins anew behind initial_load_path: optimizer, dataloader, or both with a comma",
           {.only_if = kSaves, .argument = "NAMES"}),
       key<&C::checkpoint, &C::Checkpoint::enable_first_step_checkpoint>(
           "checkpoint.enable_first_step_checkpoint", "save after the first step, too",

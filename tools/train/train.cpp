@@ -93,11 +93,11 @@ class Run {
     if (checkpoints_) {
       checkpoints_->resume(*trainer_, lines_);
       first_step_ = steps_done_ = checkpoints_->first_step();
-      if (inputs_.jsonl) inputs_.jsonl->keep_until(first_step_);
+      if (inputs_.jsonl) named("metrics.jsonl", [&] { inputs_.jsonl->keep_until(first_step_); });
     }
     install_signal_handlers();  // until now there was nothing to end in order
     const bool stopped = train();
-    if (checkpoints_) checkpoints_->finish(lines_);
+    if (!save_failure_) keep([&] { checkpoints_->finish(lines_); });
     if (const int signal = agreed_signal(); stopped && signal != 0)
       say([&] {
         console_->line(concat("stopped by ",
@@ -115,7 +115,8 @@ class Run {
                                                          : "there was no step before it to save";
     int signal = agreed_signal();
     if (speaks_ && traces_) traces_->write();
-    if (output_failure_) std::rethrow_exception(output_failure_);
+    for (const std::exception_ptr& failure : {save_failure_, output_failure_})
+      if (failure) std::rethrow_exception(failure);
     if (!stopped && !config_.flags.sample.empty()) {
       restore_signal_handlers();  // nothing is left to save
       signal = agreed_signal();
@@ -185,6 +186,18 @@ class Run {
     } catch (const DeviceError&) {
       still = false;
       if (!output_failure_) output_failure_ = std::current_exception();
+    }
+  }
+
+  // What checkpoints do. Where a save fails the run ends in order, too. Returns whether it goes on.
+  template <class F>
+  bool keep(const F& f) {
+    try {
+      if (checkpoints_) f();
+      return true;
+    } catch (const SaveFailed&) {
+      save_failure_ = std::current_exception();
+      return false;
     }
   }
 
@@ -259,11 +272,14 @@ class Run {
                           ? concat("the gradient of '", result.bad_parameter, "'")
                       : std::isfinite(result.loss) ? "the norm of the gradient"
                                                    : "the loss";
-      if (checkpoints_) checkpoints_->poll(result.saving, lines_);
-      if (diverged_) return true;
+      if (!keep([&] { checkpoints_->poll(result.saving, lines_); }) || diverged_) return true;
       if (checkpoints_ &&
-          checkpoints_->is_due(steps_done_, result.stop || steps_done_ == config_.training.steps))
-        checkpoints_->save(*trainer_, steps_done_, sample_of(steps_done_), lines_);
+          checkpoints_->is_due(steps_done_, result.stop || steps_done_ == config_.training.steps)) {
+        const bool is_kept = keep(
+            [&] { checkpoints_->save(*trainer_, steps_done_, sample_of(steps_done_), lines_); });
+        // A signal that came meanwhile needs no step of its own.
+        if (!is_kept || agreed_signal() != 0) return true;
+      }
       if (result.stop) return true;
       const std::int64_t freq = config_.validation.freq;
       if (freq > 0 && (step + 1) % freq == 0 && step + 1 < config_.training.steps)
@@ -431,6 +447,7 @@ class Run {
   std::int64_t first_step_ = 0;                  // which is the first that this run takes
   bool says_ = true, measures_ = true;           // neither stdout nor metrics.jsonl has failed
   std::exception_ptr output_failure_;            // on rank 0, the first
+  std::exception_ptr save_failure_;              // of a checkpoint, on all ranks
   std::int64_t steps_done_ = 0;
   std::int64_t peak_ = 0, host_peak_ = 0;
   bool diverged_ = false;   // in step steps_done_
