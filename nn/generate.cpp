@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <optional>
+#include <utility>
 
 #include "tessera/autograd/ops.hpp"
 #include "tessera/base/philox.hpp"
@@ -10,28 +12,36 @@
 namespace tessera::nn {
 namespace {
 
-// Evaluation mode for a scope.
+// Evaluation mode for a scope. Behind it each module is in the mode that it was in.
 class EvaluationGuard {
  public:
-  explicit EvaluationGuard(Module& module) : module_(module), was_training_(module.is_training()) {
-    module_.eval();
+  explicit EvaluationGuard(Module& module) {
+    for (const auto& [name, each] : module.named_modules())
+      before_.emplace_back(each, each->is_training());
+    module.eval();
   }
-  ~EvaluationGuard() {
-    if (was_training_) module_.train();
+  ~EvaluationGuard() {  // parents first: a module's mode is given to all below it
+    for (const auto& [module, was_training] : before_)
+      was_training ? module->train() : module->eval();
   }
   EvaluationGuard(const EvaluationGuard&) = delete;
   EvaluationGuard& operator=(const EvaluationGuard&) = delete;
 
  private:
-  Module& module_;
-  bool was_training_;
+  std::vector<std::pair<Module*, bool>> before_;
 };
 
+std::uint64_t random_word(std::uint64_t key, std::uint64_t counter) {
+  const auto words = philox(key, counter);
+  return std::uint64_t{words[0]} << 32 | words[1];
+}
+// Each pair of seeds has draws of its own.
+std::uint64_t stream_of(std::uint64_t seed, std::uint64_t of_prompt) {
+  return random_word(fnv1a(seed, fnv1a("generate")), of_prompt);
+}
 // A uniform double in [0, 1) for the i-th token drawn.
-double uniform(std::uint64_t seed, std::uint64_t i) {
-  const auto words = philox(fnv1a(seed, fnv1a("generate")), i);
-  const std::uint64_t bits = (std::uint64_t{words[0]} << 32 | words[1]) >> 11;
-  return static_cast<double>(bits) * 0x1p-53;
+double uniform(std::uint64_t stream, std::uint64_t i) {
+  return static_cast<double>(random_word(stream, i) >> 11) * 0x1p-53;
 }
 
 struct Drawn {
@@ -87,22 +97,23 @@ Drawn draw(std::span<const float> logits, const SampleOptions& options, double u
 
 void check(const LanguageModel& model, std::span<const Prompt> prompts, std::int64_t count,
            const SampleOptions& options) {
-  TESSERA_EXPECT(count >= 0 && options.temperature >= 0 && std::isfinite(options.temperature) &&
-                     options.top_k >= 0,
-                 "generate: ", count, " tokens at temperature ", options.temperature,
-                 " among the top ", options.top_k, "; none may be negative or infinite");
+  TESSERA_EXPECT(count >= 0, "generate: count is ", count, ", expected 0 or more");
+  TESSERA_EXPECT(options.temperature >= 0 && std::isfinite(options.temperature),
+                 "generate: temperature is ", options.temperature, ", expected 0 or more");
+  TESSERA_EXPECT(options.top_k >= 0, "generate: top_k is ", options.top_k,
+                 ", expected 0, for all tokens, or more");
   TESSERA_EXPECT(options.top_p > 0 && options.top_p <= 1, "generate: top_p is ", options.top_p,
                  ", expected more than 0 and at most 1");
-  TESSERA_EXPECT(!prompts.empty(), "generate: no prompt is given; give at least one");
-  for (const Prompt& prompt : prompts) {
+  for (std::size_t b = 0; b < prompts.size(); ++b) {
+    const Prompt& prompt = prompts[b];
     const auto length = static_cast<std::int64_t>(prompt.tokens.size());
-    TESSERA_EXPECT(length > 0, "generate: the prompt is empty; give at least one token");
+    TESSERA_EXPECT(length > 0, "generate: prompt ", b, " is empty; give at least one token");
     TESSERA_EXPECT(length + std::max<std::int64_t>(count - 1, 0) <= model.max_seq_len(),
-                   "generate: ", count, " tokens after a prompt of ", length,
-                   " do not fit into max_seq_len, ", model.max_seq_len(), "; ask for fewer");
+                   "generate: ", count, " tokens after prompt ", b, ", which has ", length,
+                   ", do not fit into max_seq_len, ", model.max_seq_len(), "; ask for fewer");
     for (const std::int32_t id : prompt.tokens)
-      TESSERA_EXPECT(id >= 0 && id < model.vocab_size(), "generate: token ", id,
-                     " of the prompt is outside the vocabulary of ", model.vocab_size(),
+      TESSERA_EXPECT(id >= 0 && id < model.vocab_size(), "generate: token ", id, " of prompt ", b,
+                     " is outside the vocabulary of ", model.vocab_size(),
                      "; use the tokenizer of the model");
   }
 }
@@ -119,13 +130,18 @@ Tensor padded(std::span<const Prompt> prompts, std::int64_t longest, const Devic
 
 }  // namespace
 
-std::vector<Continuation> generate(LanguageModel& model, std::span<const Prompt> prompts,
+std::vector<Continuation> generate(LanguageModel& model, std::span<const Prompt> given,
                                    std::int64_t count, const SampleOptions& options, Caller at) {
   const CallSite site("generate", at);
+  // A rank without prompts continues one for nobody: the others need its calls.
+  const Prompt any{{0}};
+  const std::span<const Prompt> prompts = given.empty() ? std::span(&any, 1) : given;
   check(model, prompts, count, options);
   const EvaluationGuard evaluation(model);
   const NoGradGuard no_grad;
   const Device device = model.parameters()[0].device().main();
+  // A plan has no values: it assumes the longest continuations.
+  const bool is_plan = !device.runs_bodies();
   std::vector<std::int64_t> lengths;
   for (const Prompt& prompt : prompts)
     lengths.push_back(static_cast<std::int64_t>(prompt.tokens.size()));
@@ -136,33 +152,36 @@ std::vector<Continuation> generate(LanguageModel& model, std::span<const Prompt>
     return options.root ? options.root->call(step) : step();
   };
 
-  const auto B = static_cast<std::int64_t>(prompts.size()), V = model.vocab_size();
+  const auto B = static_cast<std::int64_t>(prompts.size());
+  const auto V = static_cast<std::size_t>(model.vocab_size());
   std::vector<Continuation> continuations(prompts.size());
-  std::vector<char> has_ended(prompts.size());
+  std::vector<char> has_ended(prompts.size(), given.empty());
   Tensor tokens = padded(prompts, longest, device);
   for (std::int64_t i = 0; i < count; ++i) {
-    const std::vector<float> logits = raw::cast(next_logits(tokens), f32).to_vector<float>();
-    TESSERA_EXPECT(std::all_of(logits.begin(), logits.end(), [](float x) { return x - x == 0; }),
-                   "generate: the logits are not finite after ", i,
-                   " tokens; has the training diverged?");
+    const std::vector<float> all =
+        raw::cast(next_logits(tokens), f32)
+            .to_vector<float>(is_plan ? std::optional(0.0) : std::nullopt);
     std::vector<std::int32_t> next(prompts.size());  // 0 where a sequence has ended
-    bool going = false;
+    bool going = given.empty() && !options.goes_on;
     for (std::size_t b = 0; b < prompts.size(); ++b) {
+      const auto logits = std::span(all).subspan(b * V, V);
+      TESSERA_EXPECT(std::ranges::all_of(logits, [](float x) { return x - x == 0; }),
+                     "generate: the logits of prompt ", b, " are not finite after ", i,
+                     " tokens; has the training diverged?");
       if (has_ended[b]) continue;
-      const std::uint64_t seed = fnv1a(options.seed, prompts[b].seed);
-      const Drawn drawn = draw(
-          std::span(logits).subspan(b * static_cast<std::size_t>(V), static_cast<std::size_t>(V)),
-          options, uniform(seed, static_cast<std::uint64_t>(i)));
+      const std::uint64_t stream = stream_of(options.seed, prompts[b].seed);
+      const Drawn drawn = draw(logits, options, uniform(stream, static_cast<std::uint64_t>(i)));
       next[b] = drawn.token;
       continuations[b].tokens.push_back(drawn.token);
       continuations[b].log_probabilities.push_back(drawn.log_probability);
-      has_ended[b] =
-          std::ranges::find(options.stop_tokens, drawn.token) != options.stop_tokens.end();
+      has_ended[b] = !is_plan && std::ranges::find(options.stop_tokens, drawn.token) !=
+                                     options.stop_tokens.end();
       going = going || !has_ended[b];
     }
-    if (options.goes_on ? !options.goes_on(going) : !going) break;
+    if (!is_plan && !(options.goes_on ? options.goes_on(going) : going)) break;
     tokens = Tensor::from(next, {B, 1}, device);
   }
+  continuations.resize(given.size());
   return continuations;
 }
 

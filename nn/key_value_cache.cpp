@@ -71,6 +71,10 @@ Tensor KeyValueCache::Call::last(const Tensor& x_BTC) const {
 Tensor KeyValueCache::attend(const Module& layer, const Tensor& q, const Tensor& k,
                              const Tensor& v) {
   const std::int64_t B = k.size(0), T = k.size(1);
+  TESSERA_EXPECT(B == static_cast<std::int64_t>(lengths_.size()) && filled_ + T == end(),
+                 "KeyValueCache: keys are of ", B, " sequences and ", T,
+                 " tokens, and the call has been made for ", lengths_.size(), " and ",
+                 end() - filled_, "; give the model the tokens of the call");
   Layer& kept = layers_[&layer];
   if (!kept.keys.defined()) {
     const Shape shape{B, capacity_, k.size(2), k.size(3)};

@@ -2,7 +2,11 @@
 //
 //   const std::vector<nn::Prompt> prompts{{.tokens = {1, 5, 2}}, {.tokens = {7}, .seed = 1}};
 //   for (const nn::Continuation& c : nn::generate(model, prompts, 64, {.top_p = 0.9}))
-//   use(c.tokens);
+//     use(c.tokens);
+//
+//   std::vector<nn::Prompt> samples(8, prompt);           // of one prompt: each needs its own seed
+//   for (std::uint64_t i = 0; i < 8; ++i) samples[i].seed = i;
+//   nn::generate(model, samples, 64, {.seed = step});
 #pragma once
 
 #include <cstdint>
@@ -33,7 +37,9 @@ struct SampleOptions {
 
 struct Prompt {
   std::vector<std::int32_t> tokens{};  // at least one
-  std::uint64_t seed = 0;              // beside SampleOptions::seed
+  // Each pair of this and SampleOptions::seed has draws of its own. Equal prompts with equal seeds
+  // get equal tokens.
+  std::uint64_t seed = 0;
 };
 
 struct Continuation {
@@ -46,14 +52,15 @@ struct Continuation {
 // Continues each prompt by `count` tokens, or up to a stop token. The prompts may have different
 // lengths. A token is drawn from the softmax of the last position's logits / temperature. The draw
 // depends on logits, seeds and the number of the token only. So ranks of a sharded model that give
-// the same arguments get the same tokens. Ranks may give different prompts, with one `count`.
+// the same arguments get the same tokens. Ranks may give different prompts, with one `count`, and a
+// rank may give none: it takes part in the calls. A dry run takes `count` tokens of each prompt, of
+// no meaning.
 //   The model runs in evaluation mode, once over all prompts and once for each further token. Each
 // of these calls opens a unit once. With Reshard::never (set_reshard_after_forward) they open it
 // once together. The host blocks for every token. Memory: keys and values of all layers for the
 // longest prompt and `count` tokens of each sequence.
-//   Throws: ContractError for no prompt, an empty one, an id outside the vocabulary, bad options,
-// more tokens than max_seq_len, and logits that are not finite; and where no values exist, as in a
-// dry run.
+//   Throws: ContractError for an empty prompt, an id outside the vocabulary, bad options, more
+// tokens than max_seq_len, and logits that are not finite.
 std::vector<Continuation> generate(LanguageModel& model, std::span<const Prompt> prompts,
                                    std::int64_t count, const SampleOptions& options = {},
                                    Caller at = Caller::current());
