@@ -301,6 +301,7 @@ void Optimizer::update_all(const Tensor& given) {
     throw;
   }
   done.last = now();
+  done.has_dropped = std::exchange(log_->has_dropped, false);
   if (done.last > before) log_->queued.push_back(std::move(done));
   count_step();
 }

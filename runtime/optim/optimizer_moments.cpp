@@ -124,6 +124,8 @@ void Optimizer::make_states(const Before& before, Frozen moments) {
   if (std::exchange(log_->stream, made.stream) != made.stream) log_->prepared = 0;  // its ticks
   log_->tables = std::max<Tick>(1, made.tick);
   if (has_new || log_->prepared == 0) log_->prepared = log_->tables;
+  for (std::size_t i = 0; i < before.own.size(); ++i)
+    if (before.own[i].offset >= 0 && own_[i].offset < 0) log_->has_dropped = true;
 }
 
 // The segments of a group, and where the moments of those that are the optimizer's lie; returns

@@ -15,6 +15,7 @@ struct UpdateLog {
   struct Update {
     Tick first = 0, last = 0;  // of its launches that write values, on `stream`
     bool is_cut = false;       // an exception interrupted submitting it: counts as no step
+    bool has_dropped = false;  // moments of what was frozen, which do not come back
     // Whether the device skipped it, so that it is no step; blocks. Empty: known to be one.
     std::function<bool()> was_skipped{};
   };
@@ -28,6 +29,8 @@ struct UpdateLog {
   // The last launch that made arrays of the optimizer's state, and the one that made its tables; 0:
   // none are there.
   Tick prepared = 0, tables = 0;
+
+  bool has_dropped = false;  // moments of what was frozen, since the last update
 
   void tell() noexcept { told = steps + skipped; }
   void take_back() noexcept { --steps, ++skipped; }  // one that is known not to count

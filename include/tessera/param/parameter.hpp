@@ -145,8 +145,10 @@ class Parameter {
   // A frozen parameter is gathered and never reduced. It has neither gradient nor moments, and the
   // optimizer leaves it alone. This may change between steps, on all ranks alike.
   //   Freezing drops the gradient at once, also one that waits unreduced. It drops the moments at
-  // the next step of an optimizer. A thawed parameter begins with moments of 0 at the count of
-  // steps that its optimizer has. Other parameters keep gradient and moments.
+  // the next step of an optimizer, so a parameter that is thawed before keeps them. One that is
+  // thawed later begins with moments of 0 at the count of steps that its optimizer has. A state
+  // dict or a checkpoint has no moments of what is frozen. Other parameters keep gradient and
+  // moments.
   //   The next call of the root lays gradients out anew, and reduces what waits of other
   // parameters. Until then a call for training of a unit below it throws. Without a unit the next
   // use of a parameter in the same flat group does this.

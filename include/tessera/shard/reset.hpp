@@ -13,8 +13,9 @@ struct ShardReset {
   std::string cause;  // why the step failed: the first rank that did, and what it threw
   // Every rank has the parameters and optimizer state of the same update; Optimizer::steps() says
   // of which. False when the step failed during the update, or before another write to them had run
-  // (Parameter::edit, a load). The program then has to load them. Until it has, a step is a
-  // ContractError on every rank.
+  // (Parameter::edit, a load), and when it was the first behind freezing a parameter, so that some
+  // ranks may have dropped its moments. The program then has to load them. Until it has, a step is
+  // a ContractError on every rank.
   bool parameters_are_consistent = true;
 };
 // Makes the next step possible after one that failed, on any rank and anywhere in the step. Every
@@ -26,8 +27,12 @@ struct ShardReset {
 //       while (optimizer.steps() < steps) step(batches[optimizer.steps()]);
 //       world.barrier();          // no rank leaves while a peer may still fail
 //       is_done = true;
+//     } catch (const ContractError&) {
+//       throw;                    // of this rank's program: it would come again
 //     } catch (const std::exception&) {
-//       if (!reset(model).parameters_are_consistent) load(checkpoint);
+//       const ShardReset done = reset(model);
+//       log(LogLevel::warning, done.cause);
+//       if (!done.parameters_are_consistent) load(checkpoint);
 //     }
 //   }
 //
