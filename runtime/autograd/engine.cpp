@@ -69,6 +69,8 @@ Node::~Node() {
 }
 
 void Gradients::set(int i, Tensor gradient) {
+  TESSERA_EXPECT(i >= 0 && i < std::ssize(inputs_), "backward: a gradient for input ", i,
+                 " of an operation that has ", inputs_.size(), "; inputs count from 0");
   const Edge& edge = inputs_[static_cast<std::size_t>(i)];
   if (edge) accumulate(edge, std::move(gradient));
 }

@@ -47,7 +47,13 @@ void for_each_saved_tensor(nn::Module& model, const World& world,
   const auto named = model.named_parameters();
   std::vector<std::pair<std::string, Tensor>> unsharded;
   for (const auto& [name, p] : named)
-    if (!p.mesh() && !p.device().is_meta()) unsharded.emplace_back(name, p.shard());
+    if (!p.mesh() && !p.device().is_meta())
+      unsharded.emplace_back(name, p.shard());
+    else
+      TESSERA_EXPECT(!p.mesh() || p.mesh()->size() == world.size(), "save_weights: '", name,
+                     "' lies on ", p.mesh()->size(), " of the world's ", world.size(),
+                     " ranks, and the others may have trained their own; use checkpoint::save, ",
+                     "where each rank writes what it has");
   expect_same_values("save_weights", {&world}, unsharded);
   const std::map<std::string, Parameter> parameters(named.begin(), named.end());
   for_each_full_parameter(model, [&](const std::string& name, const Tensor& full) {

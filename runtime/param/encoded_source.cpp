@@ -113,6 +113,17 @@ std::shared_ptr<const StateSource> encoded(std::shared_ptr<const StateSource> so
            (!holder.optional_prefix.empty() && name.starts_with(holder.optional_prefix) &&
             source->has(name.substr(holder.optional_prefix.size())));
   };
+  // Codes are no values. Who loads them without their scales has another model.
+  for (const StateTarget& target : targets) {
+    const auto are_codes = [&](const std::string& name) {
+      return source->has(name) && source->entry(name).dtype == e4m3 &&
+             source->has(concat(name, kRowScales));
+    };
+    if (target.dtype == e4m3 || !std::ranges::any_of(target.names, are_codes)) continue;
+    source->refuse(concat("has '", target.names[0], "' in 8 bits, with scales that belong to it, ",
+                          "and the model has it in ", target.dtype,
+                          "; store its layers in 8 bits, too (nn::store_in_8_bits)"));
+  }
   for (const StateTarget& target : targets) {
     if (!target.are_row_scales) continue;
     const auto is_there = [&](const RowPart& part) { return has(values_of(part.name)); };

@@ -62,7 +62,7 @@ class RenamedSource final : public StateSource {
       if (!fits[i]) idle += concat(idle.empty() ? "'" : ", '", rules[i].pattern, '\'');
     TESSERA_EXPECT(idle.empty(), "load: no name in ", source_->what(), " fits ", idle,
                    " of LoadOptions::rename",
-                   names.empty() ? "" : concat("; one name is '", names.front(), '\''));
+                   originals_.empty() ? "" : concat("; one name is ", example()));
   }
 
   const std::string& what() const noexcept override { return source_->what(); }
@@ -92,6 +92,12 @@ class RenamedSource final : public StateSource {
   }
 
  private:
+  // 'lm.kernel', or 'lm.kernel' ('head.weight' by the other rules)
+  std::string example() const {
+    const auto& [name, original] = *originals_.begin();
+    return name == original ? concat('\'', name, '\'')
+                            : concat('\'', original, "' ('", name, "' by the other rules)");
+  }
   const std::string& original(std::string_view name) const { return originals_.find(name)->second; }
 
   std::shared_ptr<const StateSource> source_;

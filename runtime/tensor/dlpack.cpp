@@ -1,5 +1,6 @@
 #include "tessera/tensor/dlpack.hpp"
 
+#include <array>
 #include <type_traits>
 
 #include "tessera/detail/base/checked.hpp"
@@ -37,9 +38,15 @@ DType from_dl(const DLDataType& type) {
     const DLDataType ours = to_dl(dtype);
     if (ours.code == type.code && ours.bits == type.bits && type.lanes == 1) return dtype;
   }
-  throw ContractError(concat(
-      "from_dlpack: no dtype has code ", int{type.code}, ", ", int{type.bits}, " bits and ",
-      type.lanes, " lanes; convert it to f32, bf16, f16, f64, e4m3, e5m2, i32, i64, u8 or bool"));
+  constexpr std::array<const char*, 7> kKinds{"int",    "uint",    "float", "handle",
+                                              "bfloat", "complex", "bool"};
+  const std::string kind = type.code < kKinds.size()
+                               ? kKinds[type.code]
+                               : concat("type code ", int{type.code}, " with bits: ");
+  throw ContractError(
+      concat("from_dlpack: there is no dtype ", kind, int{type.bits},
+             type.lanes == 1 ? "" : concat(" of ", type.lanes, " lanes"),
+             "; convert it to f32, bf16, f16, f64, e4m3, e5m2, i32, i64, u8 or bool"));
 }
 
 // What is lent, and the arrays that its struct points to.

@@ -81,7 +81,8 @@ class Gradients {
 
   // Whether input i needs a gradient. To compute one that nobody wants is allowed, and wasted.
   bool wants(int i) const { return static_cast<bool>(inputs_[static_cast<std::size_t>(i)]); }
-  // Adds a gradient for input i, of that input's shape.
+  // Adds a gradient for input i, of that input's shape and dtype: gradcheck finds one of another.
+  // Throws: ContractError if there is no input i.
   void set(int i, Tensor gradient);
   // Removes and returns the gradient accumulated for input i so far; undefined if there is none. It
   // is for kernels that add it while they compute, and then `set` the sum.

@@ -18,7 +18,7 @@ struct RowsIn8Bits {
 // The nearest codes of x [n, ...], of any floating dtype of at most 32 bits and of two dimensions
 // and more. Of a row with the largest |x| in (224 s, 448 s] a value is off by at most
 // max(2^-4 |x|, 2^-10 s). s is 2^-126 or more, also for rows of smaller values. What has come from
-// codes by decode_rows becomes the same values again.
+// codes by decode_rows becomes the same values again. A row with an infinity becomes NaN.
 RowsIn8Bits encode_rows(const Tensor& x);
 // The values in `dtype`, floating, of at most 32 bits: exact but where f16 has no such number.
 Tensor decode_rows(const Tensor& codes, const Tensor& scales, DType dtype);

@@ -81,7 +81,8 @@ class Module {
   void freeze() { set_trainable(false); }
   // Drops the gradients of all parameters below this module (PyTorch: zero_grad).
   // Optimizer::zero_grad does so for its own parameters. There is no gradient until the next
-  // backward. A parameter without memory has none.
+  // backward, but that of a unit is dropped as a whole: if other modules have some of it, the
+  // gradient of these parameters is 0. A parameter without memory has none.
   void zero_grad();
   // All buffers below this module, or only the persistent ones; names and order as of
   // named_parameters.

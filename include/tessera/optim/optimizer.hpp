@@ -243,14 +243,17 @@ class Optimizer {
 
   // Writes this step's scalars, by put_scalars; `step` counts from 1.
   virtual void write_scalars(const Tensor& scalars, std::int64_t step) const = 0;
-  // Updates the parameters of one kind in one group, by one call of launch or launch_update.
+  // Updates the parameters of one kind in one group, by one call of launch or launch_update; by
+  // nothing, if update_together does all of it.
   virtual void update(const GroupState& state, const Tensor& scalars) const = 0;
   // What the optimizer keeps of a parameter besides moments; asked whenever the state is made. A
   // state that is there already stays, as long as name, shape and cut stay. If the parameter is
   // sharded meanwhile, each rank keeps its rows of the state.
   virtual std::vector<StateShape> states_of(const Parameter& /*of*/) const { return {}; }
   // What a step does over all groups together, behind update() of each. It may talk to other ranks,
-  // because every rank that takes the step calls it, whatever its shards are.
+  // because every rank that takes the step calls it, whatever its shards are. `scalars` is what
+  // write_scalars has put, as f32 [scalar_bytes / 4], on the device. Take the rate from there: a
+  // replay of a captured step has others than lr() had when it was captured.
   virtual void update_together(const Tensor& /*scalars*/) {}
   // Called when the states were laid out, so that tables that depend on them are made anew. Not
   // collective.

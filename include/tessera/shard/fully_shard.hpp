@@ -111,7 +111,7 @@ enum class Offload : std::uint8_t { none, cpu };
 struct ShardOptions {
   // A mesh of one dimension shards over it. A mesh of two shards over the second and replicates
   // over the first (PyTorch: HSDP). Gradients are the mean over all ranks. With one rank in the
-  // second dimension this is DDP.
+  // second dimension this is DDP. All units of a root have one mesh.
   DeviceMesh mesh;
   MixedPrecision precision = {};
   Reshard reshard_after_forward = Reshard::automatic;
