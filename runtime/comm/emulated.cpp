@@ -105,10 +105,8 @@ class EmulatedCommunicator final : public Communicator {
   };
 
   void launch(const Op& op, const GroupCall& call) override {
-    if (const std::int64_t bytes = std::exchange(nccl_bytes_, 0); bytes > 0) {
-      Ledger& ledger = Memory::of(context_).ledger();
-      ledger.set_outside(comm::kAssumedNccl, ledger.outside_bytes(comm::kAssumedNccl) + bytes);
-    }
+    if (nccl_bytes_ > 0)
+      Memory::of(context_).ledger().add_outside(comm::kAssumedNccl, std::exchange(nccl_bytes_, 0));
     Stream(context_, stream())
         .launch_collective(op, nullptr, Part{call, &recorder_, rank(), size()});
   }
@@ -155,6 +153,8 @@ class EmulatedGroup final : public World::Backend::Group {
 
   std::unique_ptr<Communicator> make(DeviceContext& context, const GroupSeat& seat,
                                      std::string_view role, StreamId stream) override {
+    if (nccl_.is_planned(size_))
+      Memory::of(context).ledger().add_outside(comm::kNcclLanding, comm::kNcclLandingBytes);
     return std::make_unique<EmulatedCommunicator>(context, recorder_, seat, role, stream,
                                                   nccl_.bytes_of(role, seat.size()));
   }
@@ -199,7 +199,7 @@ class EmulatedBackend final : public World::Backend {
 World World::single(const WorldOptions& options) {
   return World(
       std::make_unique<State>(WorldKind::single, 0, 1, options, threads_per_rank(options, 1),
-                              std::make_unique<EmulatedBackend>(comm::PlannedNccl(options, 1))));
+                              std::make_unique<EmulatedBackend>(comm::PlannedNccl(options))));
 }
 
 World World::emulated(int rank, int size, const WorldOptions& options) {
@@ -207,7 +207,7 @@ World World::emulated(int rank, int size, const WorldOptions& options) {
                  size, " ranks; give 0 <= rank < size");
   return World(std::make_unique<State>(
       WorldKind::emulated, rank, size, options, threads_per_rank(options, 1),
-      std::make_unique<EmulatedBackend>(comm::PlannedNccl(options, size))));
+      std::make_unique<EmulatedBackend>(comm::PlannedNccl(options))));
 }
 
 }  // namespace tessera

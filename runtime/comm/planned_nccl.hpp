@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string_view>
 
+#include "runtime/comm/item_mover.hpp"
 #include "tessera/comm/world.hpp"
 #include "tessera/detail/base/checked.hpp"
 
@@ -12,6 +13,7 @@ namespace tessera::comm {
 
 // The names in a run's ledger and in a plan's.
 inline constexpr const char* kMeasuredNccl = "NCCL communicators";
+inline constexpr const char* kNcclLanding = "staging and landing memory of NCCL communicators";
 inline constexpr const char* kAssumedNccl = "NCCL communicators, assumed where ranks are processes";
 
 // How many blocks of threads a communicator may have; 0: as many as NCCL takes. The calls of
@@ -32,23 +34,27 @@ constexpr std::int64_t assumed_nccl_bytes(int ctas) {
          (kLL + kLL128 + kSimple);
 }
 
+// Ours, of each communicator: what is staged, and what peers send to be folded.
+inline constexpr std::int64_t kNcclLandingBytes = kStagedBytes + kLandingBytes;
+
 // ncclMemAlloc hands out whole granules of the GPU's memory, which are as large on GPUs of today.
 inline constexpr std::int64_t kNcclGranuleBytes = 2 << 20;
 
 class PlannedNccl {
  public:
-  PlannedNccl(const WorldOptions& options, int size)
+  explicit PlannedNccl(const WorldOptions& options)
       : options_(options.nccl),
-        is_planned_(size > 1 && options.device.kind == DeviceKind::cuda &&
+        is_planned_(options.device.kind == DeviceKind::cuda &&
                     options.executor == ExecutorKind::virtual_) {}
 
   // Of a group of so many ranks.
+  bool is_planned(int size) const { return is_planned_ && size > 1; }
   std::int64_t bytes_of(std::string_view role, int size) const {
-    return is_planned_ && size > 1 ? assumed_nccl_bytes(most_ctas(role, options_)) : 0;
+    return is_planned(size) ? assumed_nccl_bytes(most_ctas(role, options_)) : 0;
   }
   // What symmetric memory takes.
   std::int64_t whole_granules(std::int64_t bytes, int size) const {
-    return is_planned_ && options_.windows && size > 1 ? round_up(bytes, kNcclGranuleBytes) : bytes;
+    return is_planned(size) && options_.windows ? round_up(bytes, kNcclGranuleBytes) : bytes;
   }
 
  private:

@@ -45,12 +45,12 @@ std::int64_t Ledger::live_bytes(std::string_view owner) const {
   return found == entries_.end() ? 0 : found->live;
 }
 
-void Ledger::set_outside(std::string_view what, std::int64_t bytes) {
+void Ledger::add_outside(std::string_view what, std::int64_t bytes) {
   const auto found = std::ranges::find(outside_, what, &Outside::what);
   if (found == outside_.end())
     outside_.push_back({std::string(what), bytes});
   else
-    found->bytes = bytes;
+    found->bytes += bytes;
 }
 
 std::int64_t Ledger::outside_bytes(std::string_view what) const {

@@ -186,6 +186,9 @@ TEST_CASE("nccl: what communicators take of a GPU is a line of the ledger, until
           return Memory::of(world.device()).ledger().outside_bytes(comm::kMeasuredNccl);
         };
         const std::int64_t kept = measured();
+        if (Memory::of(world.device()).ledger().outside_bytes(comm::kNcclLanding) !=
+            3 * comm::kNcclLandingBytes)
+          return std::string("landing memory");
         LastUse use;
         const auto memory = world.allocate_symmetric(1 << 20);
         const Access all[] = {{&use, memory->data(), memory->data() + (1 << 20)}};
@@ -247,6 +250,8 @@ TEST_CASE("nccl: a plan assumes what communicators take from their first call on
     return Memory::of(plan.device()).ledger().outside_bytes(comm::kAssumedNccl);
   };
   CHECK(assumed() == 0);
+  CHECK(Memory::of(plan.device()).ledger().outside_bytes(comm::kNcclLanding) ==
+        3 * comm::kNcclLandingBytes);
   plan.barrier();
   plan.barrier();
   CHECK(assumed() == comm::assumed_nccl_bytes(1));

@@ -46,7 +46,8 @@ std::optional<std::int64_t> memory_limit(const Config& config, const World& worl
 
 std::int64_t reserved_bytes(const MemoryPlan& plan) {
   return std::max({largest(plan.steps).reserved_bytes, plan.evaluation.reserved_bytes,
-                   plan.save.reserved_bytes});
+                   plan.save.reserved_bytes}) +
+         (plan.has_nccl ? plan.nccl_bytes : 0);
 }
 
 Chosen choose_by_memory(const Config& config, std::optional<std::int64_t> limit,

@@ -28,7 +28,7 @@ Chosen choose_by_memory(const Config& config, std::optional<std::int64_t> limit,
                         const std::function<MemoryPlan(const Config&)>& plan_of,
                         const std::function<double(double)>& most);
 
-// What is set aside in all phases of a run, in a plan.
+// What is set aside in all phases of a run, in a plan, with what NCCL takes where that counts.
 std::int64_t reserved_bytes(const MemoryPlan& plan);
 
 }  // namespace tessera::train

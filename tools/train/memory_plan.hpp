@@ -24,6 +24,7 @@ struct MemoryPlan {
   PhaseMemory evaluation;                   // on held-out samples
   PhaseMemory save;                         // writing the weights
   std::int64_t nccl_bytes = 0;              // assumed of communicators, on top of all these
+  bool has_nccl = false;                    // whether they are to have room, too
   std::string ledger;                       // owners at the peak of the last step
   ShardPlan shard;
   double flops = 0, moved_bytes = 0;  // of the last step's operations on the compute stream

@@ -430,10 +430,11 @@ const std::vector<Key>& schema() {
           "end the job where a process of this host shows no life for so long; 0: never, for "
           "debuggers",
           {.range = between(0, 1 << 20)}),
-      key<&C::comm, &C::Comm::init_timeout_seconds>(
-          "comm.init_timeout_seconds",
-          "processes that do not find each other for so long end, and list who never came",
-          {.range = between(1, 1 << 20)}),
+      key<&C::comm, &C::Comm::init_timeout_seconds>("comm.init_timeout_seconds",
+                                                    "processes that do not find each other for so "
+                                                    "long end, and list who never came; MPI waits "
+                                                    "by its own rules",
+                                                    {.range = between(1, 1 << 20)}),
       key<&C::comm, &C::Comm::ordered_sums>(
           "comm.ordered_sums",
           "processes on GPUs add gradients in rank order, to the bits of threads; false: NCCL adds "

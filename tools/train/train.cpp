@@ -146,8 +146,10 @@ class Run {
     Chosen chosen = choose_by_memory(
         config_, memory_limit(config_, world_),
         [&](const Config& c) {
-          return plan_memory(c, world_.rank(), world_.size(), nullptr,
-                             std::clamp<std::int64_t>(ceil_div(heldout, batch), 1, 2));
+          MemoryPlan plan = plan_memory(c, world_.rank(), world_.size(), nullptr,
+                                        std::clamp<std::int64_t>(ceil_div(heldout, batch), 1, 2));
+          plan.has_nccl = world_.kind() == WorldKind::nccl && !c.memory.limit;  // it shares the GPU
+          return plan;
         },
         [this](double bytes) { return world_.max(bytes); });
     config_ = std::move(chosen.config);

@@ -80,8 +80,9 @@ struct WorldOptions {
   double heartbeat_timeout_seconds = 5;
   // World::processes and World::nccl: for so long a rank waits for the others where they come
   // together. That is for rank 0's name and store, for all ranks there, for what they tell each
-  // other of their memory, and for a first call of NCCL. The error lists who has not come. MPI_Init
-  // waits as MPI does.
+  // other of their memory, and for a first call of NCCL. The error lists who has not come.
+  // World::mpi has nothing of it: MPI_Init, and what its ranks exchange until they see each other's
+  // memory, wait as MPI does, and its launcher ends the job where a process dies.
   double init_timeout_seconds = 300;
   NcclOptions nccl{};
 };

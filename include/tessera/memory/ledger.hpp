@@ -31,7 +31,7 @@ class Ledger {
 
   // Bytes of the device that neither the pools nor symmetric memory hold, as a library's own. They
   // are in no other number here, and stand below the sum in `table`.
-  void set_outside(std::string_view what, std::int64_t bytes);
+  void add_outside(std::string_view what, std::int64_t bytes);
   std::int64_t outside_bytes(std::string_view what) const;
 
   std::int64_t live_bytes() const noexcept { return live_; }

@@ -67,7 +67,8 @@ class NcclBackend final : public World::Backend {
     world_->abandon();  // the watch thread may be about to
     for (const auto& group : groups_) group->forget();
     world_->begin_attempt(largest);
-    Memory::of(context).ledger().set_outside(kMeasuredNccl, 0);
+    Ledger& ledger = Memory::of(context).ledger();
+    ledger.add_outside(kMeasuredNccl, -ledger.outside_bytes(kMeasuredNccl));
     const NcclFootprint footprint(context);
     for (const auto& group : groups_) group->open(group == groups_[0] ? nullptr : groups_[0].get());
   }

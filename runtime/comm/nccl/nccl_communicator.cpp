@@ -47,6 +47,7 @@ class NcclCommunicator final : public Communicator {
     if (seat.size() == 1) return;
     staging_ = plain_memory(context, kStagedBytes);
     landing_ = plain_memory(context, kLandingBytes);
+    Memory::of(context).ledger().add_outside(kNcclLanding, kNcclLandingBytes);
   }
 
  private:

@@ -18,7 +18,7 @@ class NcclFootprint {
   ~NcclFootprint() {
     const std::int64_t now = free_bytes();
     if (now <= 0 || now >= before_) return;
-    ledger_.set_outside(kMeasuredNccl, ledger_.outside_bytes(kMeasuredNccl) + before_ - now);
+    ledger_.add_outside(kMeasuredNccl, before_ - now);
   }
   NcclFootprint(const NcclFootprint&) = delete;
   NcclFootprint& operator=(const NcclFootprint&) = delete;
