@@ -222,6 +222,7 @@ class Run {
                                        world_.threads() == 1 ? " thread" : " threads", " a rank")));
     if (const std::string strategy = describe_strategy(config_, world_.size()); !strategy.empty())
       console_->line(strategy);
+    if (world_.kind() == WorldKind::nccl) console_->line(describe_nccl());
     if (world_.kind() == WorldKind::emulated)
       console_->line(concat("emulated: the first of ", world_.size(),
                             " ranks runs without its peers; the wire takes no time, and losses and "
@@ -233,6 +234,19 @@ class Run {
     console_->line(concat("memory planned: ", mebibytes(plan_.steps.back().peak_bytes),
                           " a rank at the peak of a step"));
     if (!chosen_.empty()) console_->line(chosen_);
+  }
+
+  // Which of its ways NCCL was given.
+  std::string describe_nccl() const {
+    const NcclOptions options = nccl_options(config_);
+    return concat("NCCL: ", options.windows ? "windows" : "no windows",
+                  options.gather_policy == GatherPolicy::zero
+                      ? ", gathers by copy engines where it can"
+                      : ", gathers as it wants",
+                  options.reduce_max_ctas > 0
+                      ? concat(", reductions with at most ", options.reduce_max_ctas, " CTAs")
+                      : ", reductions with as many CTAs as it wants",
+                  options.ordered_sums ? ", all sums in rank order" : "");
   }
 
   // Returns whether it was stopped.
