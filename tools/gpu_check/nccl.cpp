@@ -169,11 +169,21 @@ int run_one(const std::vector<std::string>& words) {
 
 // ---- ranks
 
+void fail_and_recover(World& world) {
+  world.barrier();  // all are behind the first time
+  try {
+    if (world.rank() == 0) throw CommError("gpu-check asks for it");
+    for (;;) world.barrier();  // until that is heard
+  } catch (const CommError&) {
+    static_cast<void>(world.recover());
+  }
+}
+
 // Where ranks are threads their lines come one at a time.
 void run_battery(World& world, std::uint64_t seed) {
   std::vector<battery::Result> both;
   for (int time = 0; time < 2; ++time) {
-    if (time > 0) static_cast<void>(world.recover("gpu-check asks for it"));
+    if (time > 0) fail_and_recover(world);
     both.push_back(battery::run(world, seed));
   }
   std::string errors;

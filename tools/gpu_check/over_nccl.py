@@ -16,9 +16,12 @@ from gpu_check.steps import Failed, Late, Skipped
 STEPS, LOSS_BOUND = 20, 1e-6  # the bound is of NCCL's own sums, which add in another order
 MIXED = "--training.mixed_precision_param=bfloat16"
 PATIENT = [MIXED, "--comm.train_timeout_seconds=20"]
-FAILURES, HEARS_WITHIN = 5, 20  # of each kind; seconds, more than what is waited for below
+FAILURES, HEARS_WITHIN = 5, 20  # of each kind; seconds, beyond which it is a hang
 IMPATIENT = [MIXED, "--comm.heartbeat_timeout_seconds=1", "--comm.train_timeout_seconds=3"]
-LOST = {"killed": (started.kill, "is gone"), "stopped": (started.stop, "shows no life"), "stalled": (started.stall, "has taken 3 s")}
+# What is done to a rank, what the others say of it, and within how many seconds they have ended: what was waited for above, a second,
+# and the two that NCCL's abort has.
+LOST = {"killed": (started.kill, "is gone", 3), "stopped": (started.stop, "shows no life", 4), "stalled": (started.stall, "has taken 3 s", 6)}
+SLACK = 1  # multiplies them
 
 
 class OverNccl:
@@ -139,7 +142,7 @@ class OverNccl:
     def lost_over_nccl(self, ranks, kind):
         """Whoever is left ends with 1, and names who is gone; who was only held up ends with 1, too."""
         self.expect_gpus(ranks)
-        happens, says = LOST[kind]
+        happens, says, within = LOST[kind]
         folder, slowest = self.work / f"{kind}_over_nccl", 0.0
         command = self.train_over_nccl(TINY, 10**6, folder, options=IMPATIENT)
         for trial in range(FAILURES):
@@ -161,4 +164,6 @@ class OverNccl:
                      if code != 1 or says not in output or f"rank {victim}" not in output]
             if wrong or held_up[1] != (-signal.SIGKILL if kind == "killed" else 1):
                 raise Failed(f"trial {trial}, rank {victim} {kind}: {(wrong or [held_up])[0]}")
+        if not slowest <= within * SLACK:
+            raise Failed(f"the others have ended after {slowest:.2f} s, and the bound is {within * SLACK}")
         return dict(trials=FAILURES, slowest_seconds=round(slowest, 2))
