@@ -154,7 +154,7 @@ class NcclBackend final : public World::Backend {
   void hear() {
     for (const auto& group : groups_) group->look();
     if (!world_->has_failed()) return;
-    const auto error = std::make_exception_ptr(CommError(world_->reason()));
+    const std::exception_ptr error = world_->error();
     context_->executor().fail_unseen(error);
     std::rethrow_exception(error);
   }

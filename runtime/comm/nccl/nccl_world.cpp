@@ -11,6 +11,7 @@
 #include "runtime/base/wait.hpp"
 #include "runtime/comm/nccl/nccl_library.hpp"
 #include "tessera/base/log.hpp"
+#include "tessera/comm/lost_rank.hpp"
 
 namespace tessera::comm {
 namespace {
@@ -54,7 +55,9 @@ NcclWorld::NcclWorld(const ProcessSeat& seat, const WorldOptions& options, const
       [this](int, detail::Departure how, const std::string& why) {
         if (how == detail::Departure::left && is_leaving_) return;
         const std::lock_guard lock(reason_mutex_);
-        if (departed_.empty()) departed_ = why;
+        if (!departed_.empty()) return;
+        departed_ = why;
+        is_lost_ = how == detail::Departure::lost;
       });
 }
 
@@ -249,8 +252,15 @@ std::string NcclWorld::reason() const {
   return reason_;
 }
 
+// Of a rank that is lost or late each of the others says at once what it knows.
+std::exception_ptr NcclWorld::error() const {
+  const std::lock_guard lock(reason_mutex_);
+  return is_late_ || is_lost_ ? std::make_exception_ptr(LostRank(reason_))
+                              : std::make_exception_ptr(CommError(reason_));
+}
+
 void NcclWorld::expect_fine() const {
-  if (has_failed()) throw CommError(reason());
+  if (has_failed()) std::rethrow_exception(error());
 }
 
 // The first rank that fails says why for all; of a call that is late, also where they are.
@@ -298,6 +308,7 @@ void NcclWorld::look(int now, const std::string& late,
   {
     const std::lock_guard lock(reason_mutex_);
     why = departed_;
+    is_late_ = !late.empty();
   }
   if (why.empty()) why = async_error();
   if (!why.empty()) return abort(first_reason(why, false, now), now);
@@ -369,6 +380,7 @@ void NcclWorld::begin_attempt(std::span<double> largest) {
   const std::scoped_lock lock(mutex_, reason_mutex_);
   ++attempt_;
   reason_.clear();
+  is_late_ = false;
   has_failed_.store(false, std::memory_order_release);
 }
 

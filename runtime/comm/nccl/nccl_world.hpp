@@ -11,6 +11,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -85,8 +86,9 @@ class NcclWorld {
   // --- failure
   bool has_failed() const noexcept { return has_failed_.load(std::memory_order_acquire); }
   std::string reason() const;
-  void expect_fine() const;         // Throws: CommError with the reason.
-  std::string async_error() const;  // what NCCL has noticed of itself; empty for nothing
+  void expect_fine() const;          // Throws: `error`.
+  std::exception_ptr error() const;  // a CommError with the reason; LostRank where one is lost
+  std::string async_error() const;   // what NCCL has noticed of itself; empty for nothing
   // This rank fails, of itself: the first reason of all ranks becomes that of all.
   void fail(const std::string& reason);
   // Of the watch thread, in an attempt that may be over: whether a peer has failed, or is gone, or
@@ -136,6 +138,8 @@ class NcclWorld {
   std::atomic<bool> has_failed_{false}, is_leaving_{false};
   mutable std::mutex reason_mutex_;
   std::string reason_, departed_;  // departed_: who is gone, as the store tells
+  bool is_lost_ = false;           // has it died or stopped, and not failed with a word
+  bool is_late_ = false;           // does somebody not come to a call of this rank
   Clock::time_point asked_{};
   std::unique_ptr<detail::Store> store_;  // last: its thread uses the rest
 };
