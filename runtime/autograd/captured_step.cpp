@@ -43,6 +43,10 @@ class CapturedStep::Impl {
       forget();
       has_decided_ = true;
     }
+    if (work_ && !work_->graph->why_dropped().empty()) {
+      dropped_ = concat("its graph was dropped, since ", work_->graph->why_dropped());
+      forget();
+    }
     if (is_steady_ && watcher_.is_hopeless()) throw ContractError(watcher_.obstacle());
     take(inputs);
     if (!device_.context().executor().captures()) {
@@ -136,7 +140,9 @@ class CapturedStep::Impl {
     run();
     last_ = watcher_.fingerprint();
     is_steady_ = before == last_;
-    if (std::exchange(has_decided_, false))
+    if (!dropped_.empty())
+      why_not_ = std::exchange(dropped_, {});
+    else if (std::exchange(has_decided_, false))
       why_not_ =
           "the program has changed a setting: what is trained, a rate, how units reduce, or a mode";
     else if (!watcher_.obstacle().empty())
@@ -223,6 +229,7 @@ class CapturedStep::Impl {
   bool is_steady_ = false;             // the run before had the same
   Decisions decisions_;                // at its end
   bool has_decided_ = false;           // otherwise since
+  std::string dropped_;                // why the device has dropped the graph, to be told
   std::optional<CapturedWork> work_;
   std::uint64_t captured_ = 0;                        // its fingerprint
   std::optional<std::int64_t> first_row_, last_row_;  // of the random state, before and after it

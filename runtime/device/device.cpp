@@ -143,7 +143,7 @@ void DeviceContext::block(const Event& event) {
       return rethrow_late();
     }
     if (is_mutated(mutator_.get(), Mutation::Kind::forget_wait)) return;
-    TESSERA_EXPECT(!is_capturing_,
+    TESSERA_EXPECT(!is_capturing(),
                    "captured step: the host waits for the device inside the step, perhaps to read "
                    "a value; return the tensor and read it afterwards");
     tell_observers(observers_, [&event](Observer& o) { o.blocked(event); });

@@ -1,4 +1,6 @@
 // The part of DeviceContext that keeps work and submits it again.
+#include <utility>
+
 #include "runtime/device/tell_observers.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/detail/device/captured_work.hpp"
@@ -20,11 +22,17 @@ Decisions& decisions() noexcept {
 
 // Without work in flight no stream has anything to wait for from before.
 void DeviceContext::begin_capture() {
-  TESSERA_EXPECT(executor_->captures() && !is_capturing_,
+  TESSERA_EXPECT(executor_->captures() && !is_capturing(),
                  "begin_capture: this device can't capture, or already does");
   synchronize();
+  auto graph = std::make_shared<CapturedGraph>();
+  {
+    const std::lock_guard lock(graphs_mutex_);
+    std::erase_if(graphs_, [](const auto& held) { return held.expired(); });
+    graphs_.push_back(graph);
+  }
   executor_->begin_capture();
-  is_capturing_ = true;
+  capture_ = std::move(graph);
 }
 
 // The host has seen everything before begin_capture, and nothing since.
@@ -33,14 +41,20 @@ CapturedWork DeviceContext::end_capture() {
   CapturedWork work;
   for (std::size_t i = 0; i < kMaxStreams; ++i)
     work.count.ticks[i] = clocks_[i].ticks[i] - host_.ticks[i];
-  work.graph = executor_->end_capture(false);
-  is_capturing_ = false;
+  if (!capture_->why_dropped().empty()) {
+    work.graph = capture_;
+    drop_capture();
+    static_cast<void>(work.graph->get());  // throws
+  }
+  std::shared_ptr<void> graph = executor_->end_capture(false);
+  work.graph = std::exchange(capture_, nullptr);
+  work.graph->set(std::move(graph));
   return work;
 }
 
 void DeviceContext::drop_capture() noexcept try {
   drop_held();
-  is_capturing_ = false;
+  capture_.reset();
   executor_->end_capture(true);
 } catch (...) {
   fail_late();
@@ -59,7 +73,9 @@ void DeviceContext::replay(const CapturedWork& work, bool is_first) {
   const Op op{.name = "captured_step", .cost = work.cost};
   tell_observers(observers_,
                  [&](Observer& o) { o.launched(StreamId::compute, end[StreamId::compute], op); });
-  executor_->replay(work.graph.get(), end);
+  Event before;
+  if (on_replay_) before = mark(StreamId::compute, false);
+  executor_->replay(work.graph->get().get(), end);
   for (std::size_t i = 0; i < kMaxStreams; ++i) clocks_[i].ticks[i] = end.ticks[i];
   ++launches_;
   compute = end;
@@ -70,6 +86,13 @@ void DeviceContext::replay(const CapturedWork& work, bool is_first) {
     last.stream = stream;
     last.tick = end[stream];
   }
+  if (on_replay_) on_replay_(before, all);
+}
+
+void DeviceContext::drop_graphs(const std::string& why) {
+  const std::lock_guard lock(graphs_mutex_);
+  for (const auto& held : graphs_)
+    if (const auto graph = held.lock()) graph->drop(why);
 }
 
 void DeviceContext::block_on_replays() {

@@ -21,7 +21,8 @@
 //   is noticed  the next call calls the function, and replays go on once it does the same twice:
 //               memory of the step that changed hands (an evaluation, a new plan, a reset, a
 //               tensor that was freed), a gradient or a clipping that waits or no longer does, what
-//               is trained, rates of some parameters, how units reduce, modes of modules
+//               is trained, rates of some parameters, how units reduce, modes of modules; a failure
+//               of the world, which drops the graph
 //   stays       all else that the function does on the host: its counters and branches, a rate that
 //               it sets itself, numbers that it gives to operations, hooks registered since;
 //               `forget` says that they are others
@@ -61,6 +62,7 @@ class CapturedStep {
   //     ran on ranks that are threads;
   //   - for step_if (a GradScaler);
   //   - during the capture, where the host waits, or draws by a random key of its own.
+  // CommError where the world fails while the call captures or replays, as in any call.
   const std::vector<Tensor>& operator()(const std::vector<Tensor>& inputs);
 
   // Calls so far that launched a graph; and why the last call did not, empty if it did.

@@ -11,6 +11,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <set>
 #include <span>
 #include <string>
@@ -23,6 +24,7 @@
 namespace tessera {
 
 class Mutator;
+class CapturedGraph;
 struct CapturedWork;
 
 // One rank's device: the clocks of its streams and of the host, its executor and its observers. It
@@ -84,6 +86,9 @@ class DeviceContext {
   void set_on_commit(std::function<void()> f) { on_commit_ = std::move(f); }
   // Called behind each blocking call, which throws what it throws.
   void set_on_block(std::function<void()> f) { on_block_ = std::move(f); }
+  // Called behind each launch of captured work, with an event before and one behind it.
+  using OnReplay = std::function<void(const Event& before, const Event& behind)>;
+  void set_on_replay(OnReplay f) { on_replay_ = std::move(f); }
   // Whether the last ended failure kept committed work from running.
   bool has_lost_committed() const;
 
@@ -108,10 +113,13 @@ class DeviceContext {
   void begin_capture();
   CapturedWork end_capture();
   void drop_capture() noexcept;
-  bool is_capturing() const noexcept { return is_capturing_; }
+  bool is_capturing() const noexcept { return capture_ != nullptr; }
   // Runs such work behind everything submitted so far, and before all that comes. Clocks have
   // counted its first run already.
   void replay(const CapturedWork& work, bool is_first);
+  // Drops the graphs of all such work, also of that which is being captured: who replays it, or
+  // ends its capture, gets a CommError with `why`. Any thread may call.
+  void drop_graphs(const std::string& why);
   // Blocks until replays are done. Memory goes back to the system only then, because last uses know
   // nothing of replays.
   void block_on_replays();
@@ -198,14 +206,17 @@ class DeviceContext {
   double blocked_seconds_ = 0;
   std::uint64_t launches_ = 0;
   std::uint64_t records_ = 0;
-  std::unique_ptr<Mutator> mutator_;  // null except in tests
-  bool failure_told_ = false;         // a blocking call has thrown it
-  bool is_capturing_ = false;
-  Event replayed_;           // the end of the last replay
+  std::unique_ptr<Mutator> mutator_;        // null except in tests
+  bool failure_told_ = false;               // a blocking call has thrown it
+  std::shared_ptr<CapturedGraph> capture_;  // that is under way, else null
+  std::mutex graphs_mutex_;
+  std::vector<std::weak_ptr<CapturedGraph>> graphs_;  // all that may be there
+  Event replayed_;                                    // the end of the last replay
   std::exception_ptr late_;  // of fail_late; thrown by every blocking call until `recover`
   Lost lost_;
   Clock committed_;
   std::function<void()> on_commit_, on_block_;
+  OnReplay on_replay_;
   std::uint64_t recoveries_ = 0;
   std::vector<Kept> kept_;
   bool holds_ = false;

@@ -14,6 +14,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <string>
 
 #include "tessera/detail/device/collective_barrier.hpp"
 #include "tessera/device/op.hpp"
@@ -34,10 +36,30 @@ struct Decisions {
 };
 Decisions& decisions() noexcept;
 
+// The graph of a capture, from the capture's begin on. Who replays it holds it, and its device may
+// drop it all the same: NCCL frees a communicator only once no graph holds calls on it.
+//
+// Threads: any.
+class CapturedGraph {
+ public:
+  // `graph`: the driver's.  Throws: as `get`, and the driver's is gone.
+  void set(std::shared_ptr<void> graph);
+  // Throws: CommError that says why, where it has been dropped.
+  std::shared_ptr<void> get() const;
+  // What of it runs on the device runs on, and then the driver frees it. The first reason counts.
+  void drop(const std::string& why);
+  std::string why_dropped() const;  // empty: it is there
+
+ private:
+  mutable std::mutex mutex_;
+  std::shared_ptr<void> graph_;
+  std::string why_dropped_;
+};
+
 struct CapturedWork {
   Clock count;  // operations on each stream, by which a replay advances the clocks
   Cost cost;    // their sum
-  std::shared_ptr<void> graph{};  // the driver's
+  std::shared_ptr<CapturedGraph> graph{};
 };
 
 }  // namespace tessera
