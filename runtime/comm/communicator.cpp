@@ -6,12 +6,15 @@
 #include <bit>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
+#include <utility>
 
 #include "runtime/comm/agreement.hpp"
 #include "runtime/comm/item_checks.hpp"
 #include "runtime/comm/pull.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/comm/flight_recorder.hpp"
+#include "tessera/detail/memory/step_memory.hpp"
 #include "tessera/device/device_context.hpp"
 
 namespace tessera {
@@ -115,16 +118,7 @@ void Communicator::submit_checked(std::span<const Collective> items, const char*
   }
   check_transport(group, items);
   const Collective& first = items.front();
-  for (const FlightRecorder* outer : seat_.around) {
-    content = mix(content, outer->fingerprint());
-    call.around += outer->last_submitted();
-  }
-  if (prepared) {
-    call.progress = prepared->progress;
-    const Progress& p = call.progress;
-    content = mix(content, (std::uint64_t{p.steps_of_each} << 32 | p.steps) ^
-                               std::bit_cast<std::uint32_t>(p.divided_by) * 0x9e3779b97f4a7c15);
-  }
+  if (prepared) call.progress = prepared->progress;
   call.bytes = checked.bytes;
   call.count = first.count;
   call.n_items = static_cast<std::int32_t>(items.size());
@@ -136,9 +130,42 @@ void Communicator::submit_checked(std::span<const Collective> items, const char*
   call.stream = stream_;
   std::memcpy(call.role, role_.c_str(), std::min(role_.size(), sizeof call.role - 1));
   const std::uint64_t previous = recorder_.fingerprint();
+  record(call, content);
+  if (context_.is_capturing()) record_at_replays(call, content, prepared);
+  launch(op, comm::GroupCall(call, previous, group, items, prepared != nullptr));
+}
+
+void Communicator::record(FlightEntry& call, std::uint64_t content) {
+  call.around = 0;
+  for (const FlightRecorder* outer : seat_.around) {
+    content = mix(content, outer->fingerprint());
+    call.around += outer->last_submitted();
+  }
+  const Progress& p = call.progress;
+  content = mix(content, (std::uint64_t{p.steps_of_each} << 32 | p.steps) ^
+                             std::bit_cast<std::uint32_t>(p.divided_by) * 0x9e3779b97f4a7c15);
   recorder_.submit(call, content);
   ++submitted_;
-  launch(op, comm::GroupCall(call, previous, group, items, prepared != nullptr));
+}
+
+// A peer may make the same step without a replay, and then compares.
+void Communicator::record_at_replays(const FlightEntry& call, std::uint64_t content,
+                                     const CollectiveGroup* prepared) {
+  StepMemory* const step = StepMemory::of(context_);
+  if (!step) return;
+  std::function<Progress()> now;
+  if (prepared) now = prepared->progress_at_replay;
+  step->before_replay([this, call = call, content, now = std::move(now)]() mutable {
+    TESSERA_EXPECT(!has_ended_, "captured step: '", call.name, "': ", comm::kWorldHasEnded);
+    if (now) call.progress = now();
+    record(call, content);
+    will_replay(call.seq);
+  });
+}
+
+void Communicator::will_replay(std::uint64_t seq) {
+  recorder_.started(seq, stream_);
+  recorder_.done(seq, stream_);
 }
 
 }  // namespace tessera

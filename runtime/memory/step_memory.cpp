@@ -43,6 +43,7 @@ StepMemory::~StepMemory() {
 StepMemory* StepMemory::of(const Device& device) {
   return device.is_meta() ? nullptr : Memory::of(device).step_in_use_;
 }
+StepMemory* StepMemory::of(DeviceContext& context) { return Memory::of(context).step_in_use_; }
 
 bool StepMemory::is_inside(const Device& device) {
   return !device.is_meta() && Memory::of(device).pool_in_use_ != &Memory::of(device).pool_;

@@ -124,7 +124,7 @@ bool GatheredParameters::fill_slot(const char* name) {
   for (const auto& stage : stages_) stage->pack(slot_);
   if (shards_.size() > 1) {
     CollectiveGroup& group = prepared_.next(name);
-    group.progress = shards_.at_gather();
+    shards_.tell_progress_of_gather(group);
     if (group.items().empty())
       for (const GatheredPart& part : parts_) group.edit().push_back(item_of(part));
     const Collective first = item_of(parts_.front());

@@ -224,7 +224,7 @@ void GradientPiece::scatter(const Sums& to) {
   const bool is_apart = to.counts != to.values + range_.numel();
   CollectiveGroup& group =
       (is_apart ? prepared_apart_ : prepared_).next(with_what_was_kept(shards_.reduce_name()));
-  group.progress = shards_.at_reduction();
+  shards_.tell_progress_of_reduction(group);
   if (group.items().empty()) list_items(to, group.edit());
   group.place(buffer_->data + layout_.counts_offset_bytes,
               to.flat->data() + to.counts * wire_bytes());

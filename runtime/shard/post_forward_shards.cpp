@@ -56,7 +56,7 @@ void PostForwardShards::keep(const Slot& slot, std::uint64_t version) {
 bool PostForwardShards::fill(const Slot& slot, std::uint64_t version) {
   if (!has(version) || !autograd::in_backward()) return false;
   CollectiveGroup& group = prepared_.next(shards_.gather_name());
-  group.progress = shards_.at_gather();
+  shards_.tell_progress_of_gather(group);
   if (group.items().empty())
     for (std::size_t i = 0; i < shards_.parameters().size(); ++i)
       group.edit().push_back({.send = part_.data + offset_bytes_[i],

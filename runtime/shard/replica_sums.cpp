@@ -36,7 +36,7 @@ void ReplicaSums::sum(const Sums& terms) {
     const Sums parts{&of_this, terms.values, terms.counts};
     const Replicas::Sum sums[] = {{piece_.values_of(parts), piece_.values_of(to_)},
                                   {piece_.counts_of(parts), piece_.counts_of(to_)}};
-    replicas_.all_reduce(all_reduce_name(), shards_.at_reduction(), sums);
+    replicas_.all_reduce(all_reduce_name(), shards_, sums);
   }
   replicas_.give_back(std::exchange(part_, {}));
 }

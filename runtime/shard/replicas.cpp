@@ -23,9 +23,9 @@ Slot Replicas::take(std::int64_t bytes) {
   return part;
 }
 
-void Replicas::all_reduce(const char* name, const Progress& progress, std::span<const Sum> sums) {
+void Replicas::all_reduce(const char* name, const UnitShards& of, std::span<const Sum> sums) {
   CollectiveGroup& group = prepared_.next(name);
-  group.progress = progress;
+  of.tell_progress_of_reduction(group);
   std::vector<Collective>& items = group.edit();
   items.clear();  // of another piece
   std::vector<Access> accesses;

@@ -33,7 +33,7 @@ class Replicas {
   struct Sum {
     const Tensor &terms, &out;
   };
-  void all_reduce(const char* name, const Progress& progress, std::span<const Sum> sums);
+  void all_reduce(const char* name, const UnitShards& of, std::span<const Sum> sums);
   void give_back(const Slot& part) { arena_.give_back(part); }
 
   // After a failure, when every part was given back and nothing runs.

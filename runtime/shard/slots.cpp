@@ -5,6 +5,7 @@
 
 #include "tessera/base/philox.hpp"
 #include "tessera/detail/base/checked.hpp"
+#include "tessera/detail/memory/step_memory.hpp"
 #include "tessera/device/device_context.hpp"
 
 namespace tessera::shard {
@@ -46,6 +47,8 @@ Slots::~Slots() {
 // the next lies where it lay before.
 void Slots::begin_step(bool trains) {
   steps_ += trains ? 1 : 0;
+  if (StepMemory* const step = StepMemory::of(group_.device()); step && trains)
+    step->before_replay([this] { ++steps_; });
   to_be_agreed_ = -1;
   if (are_plans_old_) plan_anew();
   std::vector<SlotUse> carried;

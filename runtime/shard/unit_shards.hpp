@@ -156,10 +156,18 @@ class UnitShards {
   bool is_given_outside() const noexcept { return is_given_outside_; }
   void set_given_outside(bool is_given) noexcept { is_given_outside_ = is_given; }
   // What all ranks have come to at a gather, and at a reduction.
-  Progress at_gather() const;
-  Progress at_reduction() const;
+  void tell_progress_of_gather(CollectiveGroup& group) const {
+    group.progress = at_gather();
+    group.progress_at_replay = [this] { return at_gather(); };
+  }
+  void tell_progress_of_reduction(CollectiveGroup& group) const {
+    group.progress = at_reduction();
+    group.progress_at_replay = [this] { return at_reduction(); };
+  }
 
  private:
+  Progress at_gather() const;
+  Progress at_reduction() const;
   ShardOptions options_;
   const int size_ = options_.mesh.shard_size();
   const bool has_replicas_ = options_.mesh.replicate_group() != nullptr;

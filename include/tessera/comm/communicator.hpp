@@ -12,6 +12,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -47,6 +48,7 @@ constexpr bool has_root(CollectiveKind kind) {
 enum class ReduceOp : std::uint8_t { sum, max };
 const char* name(ReduceOp reduce);
 
+struct FlightEntry;
 class FlightRecorder;
 namespace comm {
 struct GroupCall;
@@ -110,6 +112,8 @@ class CollectiveGroup {
 
   const char* name = "";
   Progress progress{};
+  // What `progress` is at each replay of a captured step that submits the group. Empty: the same.
+  std::function<Progress()> progress_at_replay{};
 
   const std::vector<Collective>& items() const noexcept { return items_; }
   // The items, to be changed before the next submit, which checks all of them again.
@@ -203,6 +207,8 @@ class Communicator {
   // Makes exactly one Stream::launch_collective, on stream(). The body carries a copy of `call`,
   // and tells the recorder when the call has started and when it is done.
   virtual void launch(const Op& op, const comm::GroupCall& call) = 0;
+  // The next replay of a captured step has such a call, which is submitted as `seq`.
+  virtual void will_replay(std::uint64_t seq);
 
   DeviceContext& context_;
   FlightRecorder& recorder_;
@@ -211,6 +217,10 @@ class Communicator {
   void submit_checked(std::span<const Collective> items, const char* name,
                       const comm::CheckedItems& checked, std::span<const Access> accesses,
                       const CollectiveGroup* prepared);
+  // Numbers the call, whose name and items are `content`.
+  void record(FlightEntry& call, std::uint64_t content);
+  void record_at_replays(const FlightEntry& call, std::uint64_t content,
+                         const CollectiveGroup* prepared);
 
   GroupSeat seat_;
   std::string role_;

@@ -21,6 +21,7 @@ class StepMemory {
 
   // While its step is captured or the values of a replay are made: that one; else null.
   static StepMemory* of(const Device& device);
+  static StepMemory* of(DeviceContext& context);
   // Whether a step's function runs, captured or not.
   static bool is_inside(const Device& device);
 
