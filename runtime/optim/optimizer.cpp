@@ -217,6 +217,11 @@ void Optimizer::count_step() {
       if (comm) comm->count_step();
 }
 
+void Optimizer::forget_done_updates() {
+  const Tick done = scalars_.device().context().host_clock()[log_->stream];
+  std::erase_if(log_->queued, [&](const UpdateLog::Update& update) { return update.last <= done; });
+}
+
 void Optimizer::count_replays(StepMemory& step) {
   std::vector<std::shared_ptr<FlatGroup>> updated;
   for (const GroupState& state : states_) {
@@ -225,6 +230,10 @@ void Optimizer::count_replays(StepMemory& step) {
   }
   step.before_replay([this, updated, alive = std::weak_ptr(log_)] {
     TESSERA_EXPECT(!alive.expired(), "captured step: its optimizer is gone; make the step again");
+    forget_done_updates();
+    // The graph is what comes next, and the host never blocks on less than all of it.
+    const Tick first = scalars_.device().context().clock(log_->stream)[log_->stream] + 1;
+    log_->queued.push_back({.first = first, .last = first});
     count_step();
     write_scalars(scalars_, log_->steps);
     for (const auto& group : updated) {
@@ -266,9 +275,7 @@ void Optimizer::update_all(const Tensor& given) {
   states_[0].group->await_readers();
   write_scalars(scalars_, steps() + 1);
   if (StepMemory* const step = StepMemory::of(scalars_.device())) count_replays(*step);
-  std::erase_if(log_->queued, [&](const UpdateLog::Update& update) {
-    return update.last <= device.host_clock()[stream];
-  });
+  forget_done_updates();
   if (condition.defined()) {  // where it does not hold, no rank had a gradient
     const Tensor factor = raw::cast(condition, f32);
     for (const GroupPart& part : *parts_)

@@ -57,9 +57,9 @@ bool is_of(const FlatGroup& group, const std::shared_ptr<UpdateLog>& log) {
   return std::ranges::any_of(group.updates, [&](const auto& of) { return of.second == log; });
 }
 
-// Takes back the updates that never began or were skipped. False when one is half done, or when
-// moments of what is frozen have gone with one that is taken back: on other ranks they may be
-// there.
+// Takes back the updates that never began or were skipped. False when one is half done, or a GPU
+// may have done it, or when moments of what is frozen have gone with one that is taken back: on
+// other ranks they may be there.
 bool settle(const std::shared_ptr<UpdateLog>& log_of, const Lost& lost,
             const std::vector<FlatGroup*>& groups) {
   UpdateLog& log = *log_of;
@@ -67,7 +67,8 @@ bool settle(const std::shared_ptr<UpdateLog>& log_of, const Lost& lost,
   bool is_consistent = !std::exchange(log.has_dropped, false);
   for (const UpdateLog::Update& update : std::exchange(log.queued, {})) {
     const bool has_run = first == 0 || update.last < first;
-    const bool has_begun = has_run || update.first < first || update.first == failed;
+    const bool has_begun = has_run || update.first < first || update.first == failed ||
+                           update.first <= lost.unsure[log.stream];
     if (!has_begun && update.is_cut)
       for (FlatGroup* const group : groups)
         group->is_consistent = group->is_consistent || is_of(*group, log_of);

@@ -48,6 +48,8 @@ std::string_view name(ExecutorKind kind);
 struct Lost {
   Clock first;   // failed or skipped
   Clock failed;  // that failed in its body, which may have begun to write
+  // Up to here a GPU was given what is lost, and has perhaps run it.
+  Clock unsure{};
 };
 
 class Executor {

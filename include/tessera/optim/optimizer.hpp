@@ -315,6 +315,7 @@ class Optimizer {
                        const std::function<bool(std::string_view)>& is_transposed);
   void update_all(const Tensor& given);  // undefined: always
   void count_step();
+  void forget_done_updates();
   void count_replays(StepMemory& step);
   static void put(const Tensor& to, const void* scalars, std::size_t bytes);
   static void submit(const char* name, const GroupState& state, const Tensor& scalars,

@@ -133,13 +133,16 @@ class CudaExecutor final : public Executor {
   }
   void fail_unseen(const std::exception_ptr& error) override {
     known_ = sure_;
+    unsure_ = submitted_;
     lose("a collective", error);
   }
   Lost recover() override {
     known_ = sure_ = submitted_;
     timed_.clear();
     waits_.clear();
-    return runner_.recover();
+    Lost lost = runner_.recover();
+    lost.unsure = std::exchange(unsure_, {});
+    return lost;
   }
 
   // Timers, delays and bodies of the host cannot be in a graph.
@@ -376,6 +379,7 @@ class CudaExecutor final : public Executor {
 
   // A kernel has failed on the device: one of all that the host had not seen the end of.
   void fail_somewhere(DriverError error) {
+    unsure_ = submitted_;
     lose("a kernel before this point",
          std::make_exception_ptr(
              DeviceError(concat("cuda: a kernel failed on the device: ", error,
@@ -397,6 +401,7 @@ class CudaExecutor final : public Executor {
   std::array<void*, kMaxStreams> streams_{};
   Clock submitted_, known_;                           // known_: what the host has blocked on
   Clock sure_;                                        // known_ before the last `block`
+  Clock unsure_;                                      // see Lost
   std::deque<std::unique_ptr<HostCall>> host_calls_;  // from the oldest
   // See begin_capture.
   bool captures_now_ = false;
