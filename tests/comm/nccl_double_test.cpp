@@ -99,12 +99,15 @@ TEST_CASE("a sum of the double begins after the rank it ends on, and is rounded 
       sum = to_bf16(from_bf16(sum) + from_bf16(sent[at((first + hop) % kRanks)][i]));
     return sum;
   };
-  std::vector<std::uint16_t> expected, by_rank;
+  std::vector<std::uint16_t> expected, by_rank, by_threads;
   for (std::size_t i = 0; i < kRanks * kCount; ++i) {
     expected.push_back(hops((static_cast<int>(i / kCount) + 1) % kRanks, i));
     by_rank.push_back(hops(0, i));
+    by_threads.push_back(
+        to_bf16(from_bf16(sent[0][i]) + from_bf16(sent[1][i]) + from_bf16(sent[2][i])));
   }
   CHECK(expected != by_rank);
+  CHECK(expected != by_threads);  // whose sums are in f32, and rounded once
   on_threads(kRanks, [&](Rank& me) {
     std::vector<std::uint16_t> scattered(kCount), reduced(kRanks * kCount);
     const std::uint16_t* const mine = sent[at(me.rank)].data();

@@ -160,7 +160,10 @@ const char* end_capture(void* stream, void** graph) {
   *graph = nullptr;
   const std::shared_ptr<Capture> capture = stream_of(stream).capture();
   if (!capture || stream_of(stream).captured_as() != 0) return "no capture began on this stream";
-  if (!capture->end()) return "a captured stream that the first has not waited for";
+  if (!capture->end()) {
+    capture->take_nodes();  // events that were recorded in it keep the rest
+    return "a captured stream that the first has not waited for";
+  }
   *graph = new std::shared_ptr<Graph>(std::make_shared<Graph>(*capture));
   return nullptr;
 }

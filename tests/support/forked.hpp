@@ -22,6 +22,7 @@ namespace tessera::testing {
 struct Ended {
   std::string said;
   std::chrono::steady_clock::time_point at;
+  int code = -1;  // with which it ended by itself
 };
 
 // `body` for each rank in a process of its own; `meanwhile` here, with their numbers. All have
@@ -57,7 +58,9 @@ inline std::vector<Ended> run_forked(
       all[i].said.append(part, static_cast<std::size_t>(n));
     all[i].at = std::chrono::steady_clock::now();
     close(pipes[i]);
-    waitpid(pids[i], nullptr, 0);
+    int status = 0;
+    if (waitpid(pids[i], &status, 0) == pids[i] && WIFEXITED(status))
+      all[i].code = WEXITSTATUS(status);
   }
   return all;
 }

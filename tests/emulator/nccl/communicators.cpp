@@ -268,7 +268,8 @@ ncclResult_t ncclCommFinalize(ncclComm_t handle) {
   if (!comm) return in_group(why);
   comm->is_finalized = true;
   return submit(comm, [comm] {
-    return comm->queued == 0 && comm->graphs == 0 ? ncclSuccess : ncclInProgress;
+    const bool is_done = comm->queued == 0 && comm->graphs == 0 && !settings().stuck_ends;
+    return is_done ? ncclSuccess : ncclInProgress;
   });
 }
 
@@ -320,7 +321,8 @@ ncclResult_t ncclCommAbort(ncclComm_t handle) {
   return submit(
       comm,
       [comm] {
-        if (comm->graphs > 0 || totals().queued[comm->device] > 0) return ncclInProgress;
+        if (settings().stuck_aborts || comm->graphs > 0 || totals().queued[comm->device] > 0)
+          return ncclInProgress;
         if (!settings().lone_aborts && !peers_have_ended(*comm)) return ncclInProgress;
         leave(*comm, Presence::aborted);
         return ncclSuccess;

@@ -14,6 +14,8 @@ extern "C" {
 //   any_order     1: ranks may launch on different communicators in different orders
 //   lone_aborts   1: an abort does not wait for peers
 //   spoil         where not 0, what brings a rank at least so many bytes ends with a wrong one
+//   stuck_aborts  1: an abort never ends
+//   stuck_ends    1: a finalize never ends
 //   host_ms       how long a blocking call waits for its peers before it fails; 0: for ever
 bool tessera_nccl_double_set(const char* name, long long value);
 

@@ -39,6 +39,7 @@ std::vector<Launches> count(const std::vector<Part>& parts, Lineage& lineage) {
     if (part.comm->lineage.get() == &lineage && is_collective(part.calls.front().kind))
       ++lineage.launches[part.comm->hash];
   std::vector<Launches> all;
+  if (lineage.is_captured) return all;
   for (const auto& [hash, launches] : lineage.launches) all.push_back({hash, launches});
   return all;
 }

@@ -400,12 +400,17 @@ const char* name_of(Kind kind) {
 void launch(const std::shared_ptr<Comm>& comm, std::vector<Call> calls,
             std::vector<Launches> launches, cudaStream_t stream) {
   const Control& gpu = *emulator();
+  const bool is_captured = gpu.is_captured(stream);
+  if (is_captured) {
+    const std::lock_guard lock(comm->lineage->mutex);
+    comm->lineage->is_captured = true;
+    launches.clear();
+  }
   ++totals().kernels;
   totals().calls += static_cast<long long>(calls.size());
   gpu.queue([](void* kernel) { static_cast<Kernel*>(kernel)->run(); },
             [](void* kernel) { delete static_cast<Kernel*>(kernel); },
-            new Kernel(comm, std::move(calls), std::move(launches), gpu.is_captured(stream)),
-            stream);
+            new Kernel(comm, std::move(calls), std::move(launches), is_captured), stream);
 }
 
 }  // namespace tessera::nccl_double

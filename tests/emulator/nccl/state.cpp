@@ -45,9 +45,11 @@ thread_local const char* thread_error = "";
 
 std::atomic<long long>* setting(Settings& s, const std::string& name) {
   const std::map<std::string, std::atomic<long long>*> all = {
-      {"version", &s.version}, {"polls", &s.polls},         {"null_windows", &s.null_windows},
-      {"one_gpu", &s.one_gpu}, {"any_order", &s.any_order}, {"lone_aborts", &s.lone_aborts},
-      {"host_ms", &s.host_ms}, {"spoil", &s.spoil}};
+      {"version", &s.version},           {"polls", &s.polls},
+      {"null_windows", &s.null_windows}, {"one_gpu", &s.one_gpu},
+      {"any_order", &s.any_order},       {"lone_aborts", &s.lone_aborts},
+      {"stuck_aborts", &s.stuck_aborts}, {"stuck_ends", &s.stuck_ends},
+      {"host_ms", &s.host_ms},           {"spoil", &s.spoil}};
   const auto found = all.find(name);
   return found == all.end() ? nullptr : found->second;
 }

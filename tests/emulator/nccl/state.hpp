@@ -24,7 +24,7 @@ using kernels::cuda::emulator::Control;
 
 struct Settings {
   std::atomic<long long> version{NCCL_VERSION_CODE}, polls{1}, null_windows{0}, one_gpu{0},
-      any_order{0}, lone_aborts{0}, host_ms{0}, spoil{0};
+      any_order{0}, lone_aborts{0}, stuck_aborts{0}, stuck_ends{0}, host_ms{0}, spoil{0};
 };
 Settings& settings();
 
@@ -83,6 +83,7 @@ struct Lineage {
   int rank;  // in the first of them
   std::mutex mutex;
   std::map<std::uint64_t, std::uint64_t> launches;  // by the hash of a board's name
+  bool is_captured = false;  // once a call was: nobody counts what graphs launch from then on
 };
 
 // Polled until it says something else than ncclInProgress.
