@@ -36,4 +36,14 @@ const char* Wait::overdue(std::chrono::duration<double> patience) {
   return nullptr;
 }
 
+int Wait::exit_code() {
+  const std::lock_guard lock(all().mutex);
+  return all().exit_code();
+}
+
+void Wait::set_exit_code(std::function<int()> code) {
+  const std::lock_guard lock(all().mutex);
+  all().exit_code = std::move(code);
+}
+
 }  // namespace tessera

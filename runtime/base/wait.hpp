@@ -24,11 +24,16 @@ class Wait {
   // stopped goes on.
   static const char* overdue(std::chrono::duration<double> patience);
 
+  // What the process ends with where a thread hangs: what the last watchdog says, or 1.
+  static int exit_code();
+  static void set_exit_code(std::function<int()> code);
+
  private:
   struct All {
     std::mutex mutex;
     std::vector<Wait*> waits;
     std::chrono::steady_clock::time_point looked{};
+    std::function<int()> exit_code = [] { return 1; };
   };
   static All& all();
 

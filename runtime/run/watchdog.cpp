@@ -24,14 +24,15 @@ struct Watchdog::State {
 Watchdog::Watchdog(double timeout_seconds, std::function<int()> code)
     : state_(std::make_unique<State>()) {
   const std::chrono::duration<double> patience(1.25 * timeout_seconds + 1);
-  state_->thread = Thread([&state = *state_, patience, code = std::move(code)] {
+  Wait::set_exit_code(std::move(code));
+  state_->thread = Thread([&state = *state_, patience] {
     std::unique_lock lock(state.mutex);
     while (!state.changed.wait_for(lock, patience / 20, [&] { return state.ends; })) {
       const char* const what = Wait::overdue(patience);
       if (!what) continue;
       log(LogLevel::error,
           concat(what, " for ", patience.count(), " s, and nothing moved: a thread hangs"));
-      ::_exit(code());
+      ::_exit(Wait::exit_code());
     }
   });
 }
@@ -42,6 +43,7 @@ Watchdog::~Watchdog() {
     state_->ends = true;
   }
   state_->changed.notify_all();
+  Wait::set_exit_code([] { return 1; });
 }
 
 }  // namespace tessera

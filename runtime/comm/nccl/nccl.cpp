@@ -6,6 +6,7 @@
 
 #include "kernels/kernel_table.hpp"
 #include "runtime/comm/agreement.hpp"
+#include "runtime/comm/nccl/mistakes.hpp"
 #include "runtime/comm/nccl/nccl_footprint.hpp"
 #include "runtime/comm/nccl/nccl_group.hpp"
 #include "runtime/comm/poll_thread.hpp"
@@ -27,6 +28,7 @@ class NcclBackend final : public World::Backend {
     poll_thread_.reset();
     if (context_) {
       context_->set_on_block({});
+      context_->set_on_replay({});
       static_cast<void>(context_->acting_driver());
     }
     world_->abandon();
@@ -38,6 +40,11 @@ class NcclBackend final : public World::Backend {
     if (groups_.empty()) {
       context_ = &context;
       context.set_on_block([this] { hear(); });
+      context.set_on_replay([this](const Event& before, const Event& behind) {
+        for (const auto& group : groups_)
+          group->replays().launched(*context_->driver(), before, behind);
+      });
+      world_->set_drop_graphs([this](const std::string& why) { drop_graphs(why); });
     } else {
       context.synchronize();  // nothing may be under way on a communicator that is split
     }
@@ -82,6 +89,7 @@ class NcclBackend final : public World::Backend {
           if (const std::string parted = group->parting(); why.empty()) why = parted;
         stop();
         for (const auto& group : groups_) group->leave();
+        drop_graphs("its world has ended");
         world_->free_all();
         return why;
       }
@@ -99,6 +107,12 @@ class NcclBackend final : public World::Backend {
   void stop() noexcept {
     poll_thread_.reset();
     context_->set_on_block({});
+    context_->set_on_replay({});
+  }
+
+  void drop_graphs(const std::string& why) {
+    static_cast<void>(context_->acting_driver());
+    if (!makes(NcclMistake::keeps_graphs)) context_->drop_graphs(why);
   }
 
   // The watch thread's, whose device is at first GPU 0, as every thread's.
@@ -108,7 +122,7 @@ class NcclBackend final : public World::Backend {
     std::string late;
     if (const std::unique_lock lock(mutex_, std::try_to_lock); lock.owns_lock()) {
       for (const auto& group : groups_) {
-        group->look();
+        if (const std::string error = group->look(); !error.empty()) return world_->fail(error);
         if (late.empty()) late = group->late();
       }
       if (const std::string parted = difference(); !parted.empty()) return world_->fail(parted);
@@ -152,7 +166,8 @@ class NcclBackend final : public World::Backend {
 
   // The host's, behind each blocking call. Of an abort the device knows nothing.
   void hear() {
-    for (const auto& group : groups_) group->look();
+    for (const auto& group : groups_)
+      if (const std::string error = group->look(); !error.empty()) world_->fail(error);
     if (!world_->has_failed()) return;
     const std::exception_ptr error = world_->error();
     context_->executor().fail_unseen(error);

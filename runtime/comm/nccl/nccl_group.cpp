@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "runtime/comm/agreement.hpp"
+#include "runtime/comm/nccl/mistakes.hpp"
 #include "runtime/comm/planned_nccl.hpp"
 #include "tessera/device/device_context.hpp"
 
@@ -29,6 +30,9 @@ void NcclGroup::open(NcclGroup* whole) {
 
 void NcclGroup::open(NcclRole& role, std::string_view name) {
   const NcclOptions& options = world_.options().nccl;
+  if (makes(NcclMistake::makes_in_other_order) && world_.rank() == 1)
+    for (auto other = roles_.rbegin(); other->get() != &role; ++other)
+      if (!(*other)->comm.native) world_.split(base_, 0, seat_.rank, {1, 0}, (*other)->comm);
   const bool has_zero_ctas = name == "gather" && options.gather_policy == GatherPolicy::zero;
   world_.split(base_, 0, seat_.rank, {most_ctas(name, options), has_zero_ctas}, role.comm);
   role.has_windows = name != "control" && options.windows;
@@ -46,6 +50,8 @@ void NcclGroup::make_windows(NcclRole& role) {
     std::istringstream numbers(told);
     for (std::int64_t number; numbers >> number;) ++ranks_that_have[number];
   }
+  if (makes(NcclMistake::registers_in_other_order) && world_.rank() == 1)
+    std::ranges::reverse(memories_);
   for_each_memory([&](NcclMemory& memory) {
     if (ranks_that_have[memory.number()] == seat_.ranks.size()) memory.make_window(role.comm);
   });
@@ -82,13 +88,18 @@ std::shared_ptr<SymmetricMemory> NcclGroup::allocate(DeviceContext& context, std
   return memory;
 }
 
-void NcclGroup::look() const {
+std::string NcclGroup::look() {
+  const char* error = replays_.look();
   const std::lock_guard lock(roles_mutex_);
-  for (const auto& role : roles_) role->look();
+  for (const auto& role : roles_)
+    if (!error) error = role->look();
+  return error ? concat("rank ", world_.rank(), ": its GPU can't be asked: ", error) : "";
 }
 
 std::string NcclGroup::late() const {
   const double timeout_s = world_.options().timeout_seconds;
+  if (const std::string replay = replays_.late(timeout_s); !replay.empty())
+    return concat(replay, "; ", position());
   for (int s = 0; s < kMaxStreams; ++s) {
     FlightEntry call;
     if (recorder_.find(recorder_.running(static_cast<StreamId>(s)), call) && call.started_ns != 0 &&
@@ -160,6 +171,7 @@ void NcclGroup::show() const {
 
 void NcclGroup::forget() {
   base_.native = nullptr;
+  replays_.forget();
   for (const auto& role : roles_) role->forget();
   for_each_memory([](NcclMemory& memory) { memory.forget_windows(); });
   recorder_.restart();

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "runtime/comm/nccl/nccl_memory.hpp"
+#include "runtime/comm/nccl/nccl_replays.hpp"
 #include "runtime/comm/nccl/nccl_role.hpp"
 #include "runtime/comm/nccl/nccl_world.hpp"
 #include "runtime/comm/plain_memory.hpp"
@@ -39,7 +40,8 @@ class NcclGroup final : public World::Backend::Group {
   }
 
   NcclWorld& world() const noexcept { return world_; }
-  void look() const;
+  NcclReplays& replays() noexcept { return replays_; }
+  std::string look();        // what the GPU refuses; empty for nothing
   std::string late() const;  // the call that has taken too long; empty for none
   std::string position() const;
   // Of the watch thread: each rank tells how far it has come, and the first one compares. What is
@@ -70,6 +72,7 @@ class NcclGroup final : public World::Backend::Group {
   PlainArena& arena_;
   NcclWorld::Comm base_;
   FlightRecorder recorder_;
+  NcclReplays replays_{recorder_};
   mutable std::mutex roles_mutex_;  // the host adds, the watch thread looks
   std::vector<std::unique_ptr<NcclRole>> roles_;
   std::vector<std::weak_ptr<NcclMemory>> memories_;  // in the order of allocation

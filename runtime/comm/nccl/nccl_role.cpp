@@ -46,21 +46,24 @@ void NcclRole::end(void* native_stream) {
   expect(driver_.record(call.done, native_stream));
 }
 
-void NcclRole::look() {
+const char* NcclRole::look() {
   const std::lock_guard lock(mutex_);
-  while (!calls_.empty()) {
+  for (; !calls_.empty(); calls_.pop_front()) {
     Call& call = calls_.front();
     bool is_reached = false;
     if (!call.has_started) {
-      if (driver_.query(call.started, &is_reached) || !is_reached) return;
+      const DriverError error = driver_.query(call.started, &is_reached);
+      if (error || !is_reached) return error;
       recorder_.started(call.seq, stream_);
       call.has_started = true;
     }
-    if (!call.done || driver_.query(call.done, &is_reached) || !is_reached) return;
+    if (!call.done) return nullptr;
+    const DriverError error = driver_.query(call.done, &is_reached);
+    if (error || !is_reached) return error;
     recorder_.done(call.seq, stream_);
     give_back(call);
-    calls_.pop_front();
   }
+  return nullptr;
 }
 
 void NcclRole::forget() {

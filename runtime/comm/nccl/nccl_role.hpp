@@ -30,7 +30,8 @@ class NcclRole {
 
   void begin(std::uint64_t seq, void* native_stream);
   void end(void* native_stream);
-  void look();    // at what the device has come to
+  // At what the device has come to. What the driver refuses; null for nothing.
+  const char* look();
   void forget();  // all of it, and `comm`, which is gone: the streams are idle
 
  private:

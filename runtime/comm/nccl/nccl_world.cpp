@@ -9,6 +9,8 @@
 #include <utility>
 
 #include "runtime/base/wait.hpp"
+#include "runtime/comm/nccl/mistakes.hpp"
+#include "runtime/comm/nccl/nccl_abort.hpp"
 #include "runtime/comm/nccl/nccl_library.hpp"
 #include "tessera/base/log.hpp"
 #include "tessera/comm/lost_rank.hpp"
@@ -143,10 +145,22 @@ void NcclWorld::check(kernels::NcclError error) const {
   if (error) throw CommError(concat("rank ", rank(), ": ", error));
 }
 
+// For a call of NCCL's.  Throws: CommError with the reason, also while an abort has the lock, which
+// may wait for the graph that the caller captures.
+std::unique_lock<std::mutex> NcclWorld::lock_unless_failed() const {
+  std::unique_lock lock(mutex_, std::try_to_lock);
+  for (expect_fine(); !lock.owns_lock(); expect_fine())
+    if (!lock.try_lock()) std::this_thread::sleep_for(50us);
+  return lock;
+}
+
 void NcclWorld::join(Comm& made) {
   kernels::NcclId id{};
   const std::string at = key("id");
-  if (rank() == 0) {
+  if (rank() == 0 && attempt_ > 1 && makes(NcclMistake::uses_an_old_id)) {
+    store_->set(at, store_->get(key("id", attempt_ - 1), init_timeout()));
+    std::memcpy(id.bytes, store_->get(at, init_timeout()).data(), sizeof id.bytes);
+  } else if (rank() == 0) {
     check(nccl_->make_id(&id));
     store_->set(at, {id.bytes, sizeof id.bytes});
   } else {
@@ -154,8 +168,7 @@ void NcclWorld::join(Comm& made) {
     std::memcpy(id.bytes, told.data(), std::min(told.size(), sizeof id.bytes));
   }
   {
-    const std::lock_guard lock(mutex_);
-    expect_fine();
+    const auto lock = lock_unless_failed();
     check(nccl_->join(&id, size(), rank(), &made.native));
     comms_.push_back(&made);
   }
@@ -165,8 +178,7 @@ void NcclWorld::join(Comm& made) {
 void NcclWorld::split(Comm& parent, int color, int part_key, const kernels::NcclShape& shape,
                       Comm& made) {
   {
-    const std::lock_guard lock(mutex_);
-    expect_fine();
+    const auto lock = lock_unless_failed();
     comms_.push_back(&made);  // before it is there, so that an abort finds what is made late
     check(nccl_->split(parent.native, color, part_key, &shape, &made.native));
   }
@@ -176,8 +188,7 @@ void NcclWorld::split(Comm& parent, int color, int part_key, const kernels::Nccl
 
 void NcclWorld::make_window(Comm& comm, void* data, std::int64_t bytes, void** window) {
   {
-    const std::lock_guard lock(mutex_);
-    expect_fine();
+    const auto lock = lock_unless_failed();
     check(nccl_->make_window(comm.native, data, bytes, window));
   }
   try {
@@ -203,8 +214,7 @@ void NcclWorld::finish(Comm& comm, const char* what, bool is_first) {
   for (int look = 0; error.empty(); ++look) {
     bool is_busy = false;
     {
-      const std::lock_guard lock(mutex_);
-      expect_fine();
+      const auto lock = lock_unless_failed();
       if (const char* const why = nccl_->poll(comm.native, &is_busy)) error = why;
     }
     if (!is_busy && error.empty()) return;
@@ -222,7 +232,8 @@ void NcclWorld::finish(Comm& comm, const char* what, bool is_first) {
   throw CommError(concat("rank ", rank(), ": ", error));
 }
 
-// NCCL's destroy has no deadline, so a watchdog looks at that.
+// A peer that is gone is heard of through the store. NCCL's destroy has no deadline, so a watchdog
+// looks at that.
 void NcclWorld::free_all() {
   const auto until = Clock::now() + init_timeout();
   const std::lock_guard lock(mutex_);
@@ -234,12 +245,10 @@ void NcclWorld::free_all() {
     for (bool is_busy = true;; std::this_thread::sleep_for(200us)) {
       check(nccl_->poll(native, &is_busy));
       if (!is_busy) break;
-      if (Clock::now() <= until) continue;
-      const std::string why =
-          concat("rank ", rank(), ": NCCL has not freed its communicators in ",
-                 options_.init_timeout_seconds, " s; drop captured steps before the world ends");
-      log(LogLevel::error, concat("World::nccl: ", why));  // the abort may wait for the same
-      throw CommError(why);
+      expect_nobody_lost();
+      if (Clock::now() > until)
+        throw CommError(concat("rank ", rank(), ": NCCL has not freed its communicators in ",
+                               options_.init_timeout_seconds, " s"));
     }
     check(nccl_->destroy(std::exchange(native, nullptr)));
   }
@@ -257,6 +266,11 @@ std::exception_ptr NcclWorld::error() const {
   const std::lock_guard lock(reason_mutex_);
   return is_late_ || is_lost_ ? std::make_exception_ptr(LostRank(reason_))
                               : std::make_exception_ptr(CommError(reason_));
+}
+
+void NcclWorld::expect_nobody_lost() const {
+  const std::lock_guard lock(reason_mutex_);
+  if (!departed_.empty()) throw CommError(departed_);
 }
 
 void NcclWorld::expect_fine() const {
@@ -337,24 +351,28 @@ void NcclWorld::abort(const std::string& why, int attempt) {
   if (attempt_ == attempt) abort_all();
 }
 
-// All at once, in one group: one by one they may wait for peers that wait for another one. Where a
-// GPU hangs it never comes back, and a watchdog ends the process. The second pass is for what a
-// split has made meanwhile: NCCL's own thread writes it, and is done once the parent is gone.
-void NcclWorld::abort_all() {
-  const std::string why = reason();  // or nobody would hear it, where the abort never comes back
-  const std::string what =
-      concat("NCCL, to abort its communicators", why.empty() ? "" : concat(" (", why, ")"));
-  const Wait wait(what.c_str(), [] { return 0; });
-  for (int pass = 0; pass < 2; ++pass) {
-    std::vector<void*> natives;
-    for (Comm* comm : comms_)
-      if (void* const native = std::atomic_ref(comm->native).exchange(nullptr))
-        natives.push_back(native);
-    const char* const error =
-        natives.empty() ? nullptr
-                        : nccl_->abort(natives.data(), static_cast<std::int32_t>(natives.size()));
-    if (error) log(LogLevel::warning, concat("World::nccl: rank ", rank(), ": ", error));
-  }
+// All at once, in one group: one by one they may wait for peers that wait for another one. The
+// second pass is for what a split has made meanwhile: NCCL's own thread writes it, and is done once
+// the parent is gone.
+void NcclWorld::abort_all() noexcept {
+  if (comms_.empty()) return;
+  const std::string failure = reason(),
+                    why = failure.empty() ? "its world ends, or begins anew" : failure;
+  abort_in_time(why, [&] {
+    if (drop_graphs_) drop_graphs_(why);
+    const std::size_t at_once = makes(NcclMistake::aborts_one_by_one) ? 1 : comms_.size();
+    for (int pass = 0; pass < 2; ++pass) {
+      std::vector<void*> natives;
+      for (Comm* comm : comms_)
+        if (void* const native = std::atomic_ref(comm->native).exchange(nullptr))
+          natives.push_back(native);
+      for (std::size_t i = 0; i < natives.size(); i += at_once) {
+        const auto n = static_cast<std::int32_t>(std::min(at_once, natives.size() - i));
+        if (const char* const error = nccl_->abort(natives.data() + i, n))
+          log(LogLevel::warning, concat("World::nccl: rank ", rank(), ": ", error));
+      }
+    }
+  });
   comms_.clear();
 }
 
@@ -364,10 +382,7 @@ void NcclWorld::abandon() noexcept {
 }
 
 void NcclWorld::begin_attempt(std::span<double> largest) {
-  {
-    const std::lock_guard lock(reason_mutex_);
-    if (!departed_.empty()) throw CommError(departed_);
-  }
+  expect_nobody_lost();
   const std::string_view own(reinterpret_cast<const char*>(largest.data()), largest.size_bytes());
   const std::vector<std::string> all =
       tell_all("rejoin", all_ranks(), std::string(own), init_timeout());

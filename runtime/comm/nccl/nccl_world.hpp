@@ -18,6 +18,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "kernels/nccl/nccl_driver.hpp"
@@ -67,8 +68,7 @@ class NcclWorld {
   template <class F>
   void group(Comm& comm, const char* what, bool is_first, const F& calls) {
     {
-      const std::lock_guard lock(mutex_);
-      expect_fine();
+      const auto lock = lock_unless_failed();
       const Group open(*this);
       calls();
     }
@@ -103,6 +103,10 @@ class NcclWorld {
   int attempt() const noexcept { return attempt_; }  // the same on all ranks
   void
   abandon() noexcept;  // communicators that are left: of a world that was never whole, or failed
+  // Called before communicators are aborted, which waits for graphs that hold calls on them.
+  void set_drop_graphs(std::function<void(const std::string& why)> f) {
+    drop_graphs_ = std::move(f);
+  }
   void leaves() noexcept { is_leaving_ = true; }  // peers may leave from here on, too
 
  private:
@@ -124,10 +128,12 @@ class NcclWorld {
   static std::string key(std::string_view what, int attempt) { return concat(what, ' ', attempt); }
   std::string key(std::string_view what) const { return key(what, attempt_); }
   void agree(const std::string& uuid, const std::string& refused);
+  std::unique_lock<std::mutex> lock_unless_failed() const;
   void finish(Comm& comm, const char* what, bool is_first);
+  void expect_nobody_lost() const;
   std::string first_reason(std::string own, bool asks_positions, int attempt);
   void abort(const std::string& reason, int attempt);  // nothing where that one is over
-  void abort_all();                                    // with the lock
+  void abort_all() noexcept;                           // with the lock
 
   const ProcessSeat seat_;
   const WorldOptions options_;
@@ -135,6 +141,7 @@ class NcclWorld {
   std::atomic<int> attempt_{1};
   mutable std::mutex mutex_;  // of NCCL's calls
   std::vector<Comm*> comms_;  // in the order of making; null: under way, or failed
+  std::function<void(const std::string&)> drop_graphs_;
   std::atomic<bool> has_failed_{false}, is_leaving_{false};
   mutable std::mutex reason_mutex_;
   std::string reason_, departed_;  // departed_: who is gone, as the store tells
