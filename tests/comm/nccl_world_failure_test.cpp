@@ -1,11 +1,15 @@
 // What ranks of World::nccl hear of one that throws, dies, comes late or is refused, and how they
 // go on. NCCL is a double, whose aborts wait for peers.
+#include <unistd.h>
+
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <csignal>
 #include <stdexcept>
 #include <thread>
 
+#include "tessera/base/log.hpp"
 #include "tessera/comm/lost_rank.hpp"
 #include "tests/comm/nccl_worlds.hpp"
 #include "tests/support/catch.hpp"
@@ -115,6 +119,54 @@ TEST_CASE("nccl: a process that is killed is named by all who are left", "[comm]
     CHECK_THAT(all[1 - victim], Contains("threw: lost: ") && Contains(concat("rank ", victim)));
     CHECK(all[1 - victim].find("ncclRemoteError") == std::string::npos);
   }
+}
+
+TEST_CASE("nccl: where NCCL's abort does not come back, the process ends and says why", "[comm]") {
+  int ends[2];
+  REQUIRE(pipe(ends) == 0);
+  const int port = free_port();
+  const auto begin = std::chrono::steady_clock::now();
+  const std::vector<Ended> all = run_forked(2, [&](int rank) {
+    if (rank == 0) {
+      double_call<bool(const char*, long long)>("tessera_nccl_double_set")("stuck_aborts", 1);
+      set_log_sink([&](LogLevel, const std::string& line) {
+        static_cast<void>(!write(ends[1], line.data(), line.size()));
+      });
+    }
+    const Gpus gpus(2);
+    return say({.rank = rank, .size = 2, .port = port}, {}, [](World& world) {
+      world.sum(1);
+      if (world.rank() == 1) throw std::runtime_error("no luck");
+      sum_for_ever(world);
+      return std::string();
+    });
+  });
+  close(ends[1]);
+  std::array<char, 4096> line{};
+  static_cast<void>(!read(ends[0], line.data(), line.size() - 1));
+  close(ends[0]);
+  CHECK(all[0].said.empty());
+  CHECK(all[0].code == 1);
+  CHECK(all[0].at - begin > 2s);
+  CHECK(all[0].at - begin < 10s);
+  CHECK_THAT(line.data(), Contains("the process ends: NCCL's abort has not come back in 2 s") &&
+                              Contains("rank 1 failed: no luck"));
+}
+
+TEST_CASE("nccl: a world whose communicators NCCL does not free ends with an error", "[comm]") {
+  const auto set = double_call<bool(const char*, long long)>("tessera_nccl_double_set");
+  const std::vector<std::string> all = nccl_threads(
+      2,
+      [&](World& world) {
+        world.sum(1);
+        set("stuck_ends", 1);
+        return std::string("ends");
+      },
+      {}, [](int, WorldOptions& options) { options.init_timeout_seconds = 1; });
+  set("stuck_ends", 0);
+  for (const std::string& said : all)
+    CHECK_THAT(said, Contains("threw: ") && Contains("NCCL has not freed its communicators in 1"));
+  CHECK(communicators() == 0);
 }
 
 TEST_CASE("nccl: a call that a rank does not come to says who is where", "[comm]") {

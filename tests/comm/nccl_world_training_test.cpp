@@ -1,7 +1,6 @@
 // The engine over World::nccl: with ordered sums its losses, norms, gradients and parameters have
 // the bits of ranks as threads.
 #include "tests/comm/nccl_worlds.hpp"
-#include "tests/cuda/captured_job.hpp"
 #include "tests/promises/support.hpp"
 #include "tests/support/dice.hpp"
 #include "tests/support/share.hpp"
@@ -52,22 +51,4 @@ TEST_CASE("nccl: two ranks train with the bits of threads, also where NCCL adds"
       CHECK(same_bits(threads, all[r]));
     }
   }
-}
-
-// The double's abort would wait for the graph, too, and so has a limit here.
-TEST_CASE("nccl: the end of a world whose captured step lives on is an error that names it") {
-  const auto body = [](World& world) {
-    double_call<bool(const char*, long long)>("tessera_nccl_double_set")("host_ms", 200);
-    Job job(world, {.ranks = 2}, 1);
-    CapturedStep step(job.device,
-                      [&](const std::vector<Tensor>& batch) { return job.step(batch); });
-    for (std::uint64_t i = 0; i < 6; ++i) step(job.batch(i));
-    if (step.replays() == 0) return std::string("no replay");
-    world.end();
-    return std::string("ended");
-  };
-  const auto limit = [](int, WorldOptions& options) { options.init_timeout_seconds = 5; };
-  for (const std::string& said : nccl_processes(2, body, {}, limit))
-    CHECK_THAT(said, Catch::Contains("NCCL has not freed its communicators in 5 s") &&
-                         Catch::Contains("drop captured steps"));
 }
