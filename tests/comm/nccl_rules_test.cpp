@@ -322,6 +322,11 @@ TEST_CASE("windows are registered by all ranks in one order, over memory of the 
     expect(ncclCommWindowDeregister(me.comm, window) == ncclSuccess, "it goes");
     check_named(ncclCommWindowDeregister(me.comm, window), ncclInvalidArgument, "no window");
     check_named(add(memory, me.rank == 0 ? 4096 : 8192), ncclInvalidUsage, "in one order");
+    expect(add(memory, 4096) == ncclSuccess && window, "another window");
+    const ncclWindow_t second = window;
+    if (me.rank == 0) ncclCommWindowDeregister(me.comm, second);
+    check_named(add(memory, 4096), ncclInvalidUsage, "ended different ones");
+    if (me.rank == 1) ncclCommWindowDeregister(me.comm, second);
     ncclComm_t child = nullptr;
     if (me.rank == 0)
       check_named(add(memory, 4096), ncclInvalidUsage, "rank 1 ncclCommSplit");

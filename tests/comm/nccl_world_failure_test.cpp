@@ -169,6 +169,24 @@ TEST_CASE("nccl: a world whose communicators NCCL does not free ends with an err
   CHECK(communicators() == 0);
 }
 
+// For as long as NCCL frees its communicators, and not for init_timeout_seconds, 30 here.
+TEST_CASE("nccl: a process that is killed at the end of the world is named", "[comm]") {
+  const auto begin = std::chrono::steady_clock::now();
+  const std::vector<std::string> all = nccl_processes(2, [](World& world) {
+    world.sum(1);
+    double_call<bool(const char*, long long)>("tessera_nccl_double_set")("stuck_ends", 1);
+    if (world.rank() == 1)
+      std::thread([] {
+        std::this_thread::sleep_for(500ms);
+        raise(SIGKILL);
+      }).detach();
+    return std::string("ends");
+  });
+  CHECK_THAT(all[0], Contains("threw: ") && Contains("rank 1") && !Contains("has not freed"));
+  CHECK(all[1].empty());
+  CHECK(std::chrono::steady_clock::now() - begin < 15s);
+}
+
 TEST_CASE("nccl: a call that a rank does not come to says who is where", "[comm]") {
   const std::vector<std::string> all =
       nccl_threads(2,

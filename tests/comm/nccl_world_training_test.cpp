@@ -1,6 +1,9 @@
 // The engine over World::nccl: with ordered sums its losses, norms, gradients and parameters have
 // the bits of ranks as threads.
+#include <stdexcept>
+
 #include "tests/comm/nccl_worlds.hpp"
+#include "tests/cuda/captured_job.hpp"
 #include "tests/promises/support.hpp"
 #include "tests/support/dice.hpp"
 #include "tests/support/share.hpp"
@@ -50,5 +53,25 @@ TEST_CASE("nccl: two ranks train with the bits of threads, also where NCCL adds"
       CHECK(said[r] == "trained");
       CHECK(same_bits(threads, all[r]));
     }
+  }
+}
+
+// What the host had not seen the end of has perhaps run.
+TEST_CASE("nccl: a failure that finds an update in flight leaves parameters to be loaded",
+          "[comm]") {
+  for (const bool sees_its_end : {true, false}) {
+    const std::vector<std::string> all = nccl_threads(2, [&](World& world) {
+      Job job(world, {.ranks = 2}, 1);
+      for (std::uint64_t i = 0; i < 2; ++i) job.step(job.batch(i));
+      if (sees_its_end) world.device().synchronize();
+      try {
+        if (world.rank() == 1) throw std::runtime_error("no luck");
+        for (;;) world.sum(1);
+      } catch (const std::exception&) {
+        return concat(reset(job.model).parameters_are_consistent, ' ', job.optimizer->steps());
+      }
+    });
+    for (const std::string& said : all)
+      CHECK(said.substr(0, sees_its_end ? 3 : 1) == (sees_its_end ? "1 2" : "0"));
   }
 }

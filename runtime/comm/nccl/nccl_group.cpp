@@ -17,6 +17,16 @@ namespace {
 constexpr std::uint64_t kShown = 500;             // calls, to a peer
 constexpr std::chrono::hours kForEver{24 * 365};  // a lost rank ends it earlier
 
+// Of how many texts, numbers and then perhaps something else, each number is one.
+std::map<std::int64_t, std::size_t> count_numbers(std::span<const std::string> texts) {
+  std::map<std::int64_t, std::size_t> counts;
+  for (const std::string& text : texts) {
+    std::istringstream numbers(text);
+    for (std::int64_t number; numbers >> number;) ++counts[number];
+  }
+  return counts;
+}
+
 }  // namespace
 
 // Ranks of no group, or of one alone, get one too, which nobody uses: NCCL_SPLIT_NOCOLOR ends the
@@ -43,17 +53,26 @@ void NcclGroup::open(NcclRole& role, std::string_view name) {
 // their letting go of it.
 void NcclGroup::make_windows(NcclRole& role) {
   std::string own;
-  for_each_memory([&](const NcclMemory& memory) { own += concat(memory.number(), ' '); });
-  std::map<std::int64_t, std::size_t> ranks_that_have;
-  for (const std::string& told :
-       tell_all(concat("windows on ", name(role.stream())), own, world_.init_timeout())) {
-    std::istringstream numbers(told);
-    for (std::int64_t number; numbers >> number;) ++ranks_that_have[number];
-  }
+  for (const auto& memory : memories_) own += concat(memory->number(), ' ');
+  std::map<std::int64_t, std::size_t> ranks_that_have = count_numbers(
+      tell_all(concat("windows on ", name(role.stream())), own, world_.init_timeout()));
   if (makes(NcclMistake::registers_in_other_order) && world_.rank() == 1)
     std::ranges::reverse(memories_);
-  for_each_memory([&](NcclMemory& memory) {
-    if (ranks_that_have[memory.number()] == seat_.ranks.size()) memory.make_window(role.comm);
+  for (const auto& memory : memories_)
+    if (ranks_that_have[memory->number()] == seat_.ranks.size()) memory->make_window(role.comm);
+}
+
+std::string NcclGroup::dropped() const {
+  std::string numbers;
+  for (const auto& memory : memories_)
+    if (memory.use_count() == 1) numbers += concat(memory->number(), ' ');
+  return numbers;
+}
+
+void NcclGroup::free_dropped(std::span<const std::string> said) {
+  std::map<std::int64_t, std::size_t> ranks_that_drop = count_numbers(said);
+  std::erase_if(memories_, [&](const auto& memory) {
+    return ranks_that_drop[memory->number()] == seat_.ranks.size();
   });
 }
 
@@ -72,8 +91,10 @@ std::shared_ptr<SymmetricMemory> NcclGroup::allocate(DeviceContext& context, std
                                                      std::string_view purpose) {
   const int call = ++allocations_;
   const std::string own = concat(bytes, " for ", purpose);
-  const std::vector<std::string> all =
-      tell_all(concat("allocation ", call), own, world_.init_timeout());
+  std::vector<std::string> all =
+      tell_all(concat("allocation ", call), concat(dropped(), '|', own), world_.init_timeout());
+  free_dropped(all);
+  for (std::string& said : all) said.erase(0, said.find('|') + 1);
   for (std::size_t r = 1; r < all.size(); ++r)
     TESSERA_EXPECT(std::stoll(all[r]) == std::stoll(all[0]), "allocate_symmetric: in call ", call,
                    " rank ", seat_.ranks[0], " asks for bytes: ", all[0], ", rank ", seat_.ranks[r],
@@ -81,7 +102,6 @@ std::shared_ptr<SymmetricMemory> NcclGroup::allocate(DeviceContext& context, std
   if (!world_.options().nccl.windows || seat_.size() == 1) return arena_.allocate(context, bytes);
   const auto memory = std::make_shared<NcclMemory>(world_, context, bytes,
                                                    std::int64_t{world_.attempt()} << 32 | call);
-  std::erase_if(memories_, [](const auto& held) { return held.expired(); });
   memories_.push_back(memory);
   for (const auto& role : roles_)
     if (role->has_windows && role->comm.native) memory->make_window(role->comm);
@@ -173,7 +193,8 @@ void NcclGroup::forget() {
   base_.native = nullptr;
   replays_.forget();
   for (const auto& role : roles_) role->forget();
-  for_each_memory([](NcclMemory& memory) { memory.forget_windows(); });
+  for (const auto& memory : memories_) memory->forget_windows();
+  std::erase_if(memories_, [](const auto& memory) { return memory.use_count() == 1; });
   recorder_.restart();
   allocations_ = 0;
   told_ = 0;
@@ -181,7 +202,8 @@ void NcclGroup::forget() {
 }
 
 void NcclGroup::leave() noexcept {
-  for_each_memory([](NcclMemory& memory) { memory.leave(); });
+  for (const auto& memory : memories_) memory->leave();
+  memories_.clear();
 }
 
 std::string NcclGroup::parting() const {

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -53,11 +54,10 @@ class NcclGroup final : public World::Backend::Group {
   void leave() noexcept;        // the world ends, before its communicators
 
  private:
-  template <class F>
-  void for_each_memory(const F& f) {
-    for (const auto& held : memories_)
-      if (const auto memory = held.lock()) f(*memory);
-  }
+  // Frees memory that the program holds on none of the ranks, which have said what it does not
+  // hold on them; so NCCL sees its windows end in one order.
+  void free_dropped(std::span<const std::string> said);
+  std::string dropped() const;  // that memory of this rank, in numbers
   void make_windows(NcclRole& role);
   std::string difference(int rank);
   // Told to each other as `what`, by all ranks of the group.
@@ -75,8 +75,8 @@ class NcclGroup final : public World::Backend::Group {
   NcclReplays replays_{recorder_};
   mutable std::mutex roles_mutex_;  // the host adds, the watch thread looks
   std::vector<std::unique_ptr<NcclRole>> roles_;
-  std::vector<std::weak_ptr<NcclMemory>> memories_;  // in the order of allocation
-  int allocations_ = 0;                              // of this attempt
+  std::vector<std::shared_ptr<NcclMemory>> memories_;  // in the order of allocation
+  int allocations_ = 0;                                // of this attempt
   // The last call that is told, or of each rank known, and its fingerprint: 32 bits each.
   std::int64_t told_ = 0;
   std::vector<std::int64_t> heard_;

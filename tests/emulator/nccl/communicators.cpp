@@ -201,8 +201,12 @@ ncclResult_t Meeting::poll() {
   static constexpr const char* kNames[] = {"ncclCommSplit", "ncclCommWindowRegister"};
   for (int peer = 0; peer < comm_.ranks; ++peer) {
     const Step theirs = step_of(peer);
-    if (theirs.kind == mine_.kind && theirs.bytes == mine_.bytes && theirs.flags == mine_.flags)
-      continue;
+    if (theirs.kind == mine_.kind && theirs.bytes == mine_.bytes && theirs.flags == mine_.flags) {
+      if (mine_.kind != kRegister || theirs.color == mine_.color) continue;
+      return fail(ncclInvalidUsage, comm_.name() + " and rank " + std::to_string(peer) +
+                                        " register a window after they have ended different ones: "
+                                        "all ranks end them in one order");
+    }
     return fail(ncclInvalidUsage,
                 comm_.name() + " calls " + kNames[mine_.kind] + " (" + std::to_string(mine_.bytes) +
                     " bytes, flags " + std::to_string(mine_.flags) + "), and rank " +

@@ -21,10 +21,21 @@ struct Window {
   const Comm* comm;
   const std::byte* memory;
   std::size_t bytes;
+  std::uint64_t number;  // of those of its communicator
 };
 std::map<ncclWindow_t, Window>& windows() {
   static std::map<ncclWindow_t, Window> all;
   return all;
+}
+
+// A hash of which windows of the communicator are there: where NCCL maps the next one depends on
+// that, and has to be the same on all ranks.
+int left_of(const Comm& comm) {
+  const std::lock_guard lock(pieces_mutex);
+  std::uint64_t hash = 0;
+  for (const auto& [window, of] : windows())
+    if (of.comm == &comm) hash += (of.number + 1) * 0x9e3779b97f4a7c15u;
+  return static_cast<int>(hash >> 33);
 }
 
 const Driver* driver() {
@@ -137,14 +148,16 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t handle, void* memory, std::size_t
     return wrong(ncclInvalidArgument, "the memory is not aligned to 4096 bytes");
   if (!is_ours(memory, bytes))
     return wrong(ncclInvalidArgument, "the memory is not that of one ncclMemAlloc");
-  const auto meeting = std::make_shared<Meeting>(*comm, Step{kRegister, 0, 0, flags, bytes});
+  const auto meeting =
+      std::make_shared<Meeting>(*comm, Step{kRegister, left_of(*comm), 0, flags, bytes});
   return submit(comm, [=] {
     const ncclResult_t met = meeting->poll();
     if (met != ncclSuccess || settings().null_windows) return met;
     static std::uintptr_t made = 0;
     const std::lock_guard lock(pieces_mutex);
     *out = reinterpret_cast<ncclWindow_t>(++made << 12 | 0x800);
-    windows()[*out] = {comm.get(), static_cast<const std::byte*>(memory), bytes};
+    windows()[*out] = {comm.get(), static_cast<const std::byte*>(memory), bytes,
+                       comm->windows_made++};
     ++totals().windows;
     return ncclSuccess;
   });

@@ -106,6 +106,7 @@ struct Comm {
   long long polls = 0;    // answers that are due before they are done
   bool is_finalized = false;
   std::uint64_t steps_planned = 0, steps_done = 0;
+  std::uint64_t windows_made = 0;
   std::atomic<ncclResult_t> result{ncclSuccess};
   std::atomic<const char*> error{nullptr};
 
