@@ -184,3 +184,27 @@ TEST_CASE("nccl: a replay has the fingerprint of the same step without one", "[c
   CHECK(all[1].substr(0, 4) == "2020");
   CHECK(all[0].substr(4) == all[1].substr(4));
 }
+
+TEST_CASE("nccl: a replay that is lost on all ranks counts as no step that was made", "[comm]") {
+  const auto break_rank = double_call<void(int, long long, int)>("tessera_nccl_double_break");
+  const std::vector<std::string> all =
+      nccl_threads(2,
+                   [&](World& world) {
+                     CapturedJob captured(world);
+                     captured.calls(kUntilReplays);
+                     world.barrier();
+                     std::string heard;
+                     if (world.rank() == 1) break_rank(1, 0, 0);
+                     try {
+                       captured.calls(2);
+                     } catch (const CommError& error) {
+                       heard = error.what();
+                     }
+                     if (world.rank() == 1) break_rank(1, -1, 0);
+                     const bool is_consistent = reset(captured.job.model).parameters_are_consistent;
+                     return concat(is_consistent ? "consistent; " : "", heard);
+                   },
+                   {.timeout_seconds = 1});
+  for (const std::string& said : all)
+    CHECK_THAT(said, Contains("the replay of a captured step") && !Contains("consistent"));
+}
