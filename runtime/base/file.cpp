@@ -94,6 +94,9 @@ OpenFile::OpenFile(std::string path, const char* what, Links links)
                ? "is a symbolic link; copy the file to its place"
                : "or its folder is a symbolic link; copy what it names to its place");
     if (errno == ENOENT) fail(what, path_, "does not exist; check the path");
+    if (errno == EMFILE || errno == ENFILE)
+      throw TooManyFiles(concat(what, " '", path_, "' cannot be opened: ", std::strerror(errno),
+                                "; raise the limit (ulimit -n)"));
     fail(what, path_, concat("cannot be opened: ", std::strerror(errno)));
   }
   struct stat status{};

@@ -1,6 +1,9 @@
 #include "tessera/checkpoint/safetensors.hpp"
 
+#include <sys/stat.h>
+
 #include <algorithm>
+#include <atomic>
 #include <set>
 #include <utility>
 
@@ -14,6 +17,17 @@ namespace {
 
 constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;  // the reference implementation's limit
 constexpr std::size_t kLengthBytes = 8;
+constexpr const char* kWhat = "safetensors file";
+
+std::atomic<int> g_kept{0};  // descriptors are the process's
+
+// When the file was written to for the last time. File numbers would not do: some file systems
+// give a file another one later.
+std::int64_t changed_ns(const OpenFile& file) {
+  struct stat status{};
+  ::fstat(file.descriptor(), &status);
+  return status.st_mtim.tv_sec * 1'000'000'000 + status.st_mtim.tv_nsec;
+}
 
 std::uint64_t little_endian(std::span<const std::byte> bytes) {
   std::uint64_t value = 0;
@@ -46,16 +60,29 @@ void check_cover(const std::vector<SafetensorsEntry>& entries, std::int64_t data
 
 }  // namespace
 
+SafetensorsReader::Kept SafetensorsReader::kept(OpenFile file) {
+  const auto close = [](const OpenFile* of) {
+    delete of;
+    --g_kept;
+  };
+  if (++g_kept <= kMostKept) return {new OpenFile(std::move(file)), close};
+  --g_kept;
+  return {nullptr, close};
+}
+
 SafetensorsReader::SafetensorsReader(std::string path, Links links)
-    : file_(std::move(path), "safetensors file", links) {
-  const std::string file = concat("safetensors file '", file_.path(), "'");
-  const auto size = static_cast<std::uint64_t>(file_.size_bytes());
+    : path_(std::move(path)), links_(links), kept_(nullptr, nullptr) {
+  OpenFile opened(path_, kWhat, links_);
+  size_bytes_ = opened.size_bytes();
+  changed_ns_ = changed_ns(opened);
+  const std::string file = concat(kWhat, " '", path_, "'");
+  const auto size = static_cast<std::uint64_t>(size_bytes_);
   if (size < kLengthBytes) {
     throw DataError(
         concat(file, " has ", size, " bytes, too few for a header; is it the right file?"));
   }
   std::byte length_bytes[kLengthBytes];
-  file_.read(0, length_bytes);
+  opened.read(0, length_bytes);
   const std::uint64_t length = little_endian(length_bytes);
   if (length > kMaxHeaderBytes || length > size - kLengthBytes) {
     throw DataError(concat(file, " claims a header of ", length, " bytes, but has ",
@@ -63,7 +90,7 @@ SafetensorsReader::SafetensorsReader(std::string path, Links links)
                            "); is it a safetensors file?"));
   }
   head_.resize(kLengthBytes + static_cast<std::size_t>(length));
-  file_.read(0, std::as_writable_bytes(std::span(head_)));
+  opened.read(0, std::as_writable_bytes(std::span(head_)));
   SafetensorsHeader header = parse_safetensors_header(head().substr(kLengthBytes), file);
   entries_ = std::move(header.entries);
   metadata_ = std::move(header.metadata);
@@ -73,6 +100,7 @@ SafetensorsReader::SafetensorsReader(std::string path, Links links)
   });
   check_cover(entries_, static_cast<std::int64_t>(size - head_.size()), file);
   for (std::size_t i = 0; i < entries_.size(); ++i) by_name_.emplace(entries_[i].name, i);
+  kept_ = kept(std::move(opened));
 }
 
 const SafetensorsEntry* SafetensorsReader::find(std::string_view name) const {
@@ -90,7 +118,12 @@ void SafetensorsReader::read(const SafetensorsEntry& entry, std::int64_t offset,
                      into.size() <= static_cast<std::size_t>(own->size_bytes - offset),
                  "SafetensorsReader::read: ", into.size(), " bytes from ", offset,
                  " on are not in ", shown(entry.name), ", which has ", own->size_bytes);
-  file_.read(static_cast<std::int64_t>(head_.size()) + own->begin_bytes + offset, into);
+  const std::int64_t at = static_cast<std::int64_t>(head_.size()) + own->begin_bytes + offset;
+  if (kept_) return kept_->read(at, into);
+  const OpenFile file(path_, kWhat, links_);
+  if (file.size_bytes() != size_bytes_ || changed_ns(file) != changed_ns_)
+    throw DataError(concat(kWhat, " '", path_, "' was changed while it was in use; leave it alone"));
+  file.read(at, into);
 }
 
 std::vector<std::byte> SafetensorsReader::bytes(const SafetensorsEntry& entry) const {

@@ -5,9 +5,12 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <chrono>
 #include <csignal>
 #include <cstring>
+#include <filesystem>
 #include <functional>
+#include <memory>
 #include <random>
 
 #include "tessera/base/error.hpp"
@@ -249,6 +252,40 @@ TEST_CASE("a missing file and a folder are named") {
   const TemporaryFolder folder;
   CHECK(has(fault_of([&] { SafetensorsReader reader(folder / "none"); }), "does not exist"));
   CHECK(has(fault_of([&] { SafetensorsReader reader(folder.path().string()); }), "is a folder"));
+}
+
+TEST_CASE("files beyond those that stay open are read as well, unless they change") {
+  const TemporaryFolder folder;
+  const auto make = [&](const std::string& name, int first) {
+    SafetensorsWriter writer(folder / name, {{.name = "a", .dtype = i32, .shape = {2}}});
+    const int values[] = {first, first + 1};
+    writer.write("a", std::as_bytes(std::span(values)));
+    writer.commit();
+  };
+  const auto open_files = [] {
+    return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
+  };
+  const auto before = open_files();
+  std::vector<std::unique_ptr<SafetensorsReader>> readers;
+  for (int i = 0; i < 2 * SafetensorsReader::kMostKept; ++i) {
+    const std::string name = "m" + std::to_string(i);
+    make(name, 10 * i);
+    readers.push_back(std::make_unique<SafetensorsReader>(folder / name));
+  }
+  CHECK(open_files() == before + SafetensorsReader::kMostKept);
+  for (int i = 0; i < std::ssize(readers); ++i) {
+    const auto& reader = *readers[static_cast<std::size_t>(i)];
+    int second = 0;
+    reader.read(*reader.find("a"), 4, std::as_writable_bytes(std::span(&second, 1)));
+    CHECK(second == 10 * i + 1);
+  }
+  const std::string last = folder / ("m" + std::to_string(readers.size() - 1));
+  std::filesystem::last_write_time(last, std::filesystem::file_time_type::clock::now() +
+                                             std::chrono::seconds(1));
+  CHECK(has(fault_of([&] { (void)readers.back()->bytes(*readers.back()->find("a")); }),
+            "data: safetensors file '" + last + "' was changed while it was in use"));
+  readers.clear();
+  CHECK(open_files() == before);
 }
 
 TEST_CASE("an abandoned writer leaves the old file and nothing else") {

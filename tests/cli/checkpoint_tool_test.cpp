@@ -110,6 +110,33 @@ TEST_CASE("verify finds a flipped byte, a missing file and one too many", "[chec
   }
 }
 
+TEST_CASE("a checkpoint has more files than may be open", "[checkpoint_tool]") {
+  const BookFolder folder;
+  const std::string train =
+      kTiny + "--checkpoint.enable=true --training.global_batch_size=60 --training.steps=";
+  const auto command = [&](const std::string& text) {
+    return run_command(text, folder.path().string());
+  };
+  REQUIRE(command(train + "1 --ranks 60").exit_code == 0);  // 120 files
+  const std::string few = "ulimit -n 56; ";
+  const Outcome verified = command(few + "tessera-checkpoint verify checkpoint/step-1");
+  INFO(verified.out << verified.err);
+  CHECK(verified.exit_code == 0);
+  CHECK(has(verified.out, "120 files, "));
+  CHECK(command(few + "tessera-checkpoint diff checkpoint/step-1 checkpoint/step-1").exit_code ==
+        0);
+  const Outcome resumed = command(few + train + "2 --ranks 3");
+  INFO(resumed.out << resumed.err);
+  CHECK(resumed.exit_code == 0);
+
+  // A limit is no fault of the checkpoint's.
+  const Outcome none = command("ulimit -n 4; tessera-checkpoint verify checkpoint/step-1");
+  INFO(none.out << none.err);
+  CHECK(none.exit_code == 1);
+  CHECK(none.out.empty());
+  CHECK(has(none.err, "cannot be opened: Too many open files; raise the limit (ulimit -n)"));
+}
+
 TEST_CASE("diff tells equal from unlike, to the bit", "[checkpoint_tool]") {
   const Run run(3);
   const Run other(1, "--debug.seed=1"), alike(3);

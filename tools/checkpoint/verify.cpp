@@ -44,6 +44,8 @@ class Verification {
     try {
       const Manifest manifest = Manifest::read(path_);
       for (const auto& [name, part] : manifest.parts) open(manifest, name);
+    } catch (const TooManyFiles&) {
+      throw;
     } catch (const Error& error) {
       faults_.emplace_back(error.what());
     }
@@ -109,10 +111,14 @@ class Verification {
     });
   }
 
+  // A fault is the checkpoint's: where a file could not be opened for want of descriptors, nothing
+  // is known.
   template <class F>
   void attempt(const F& f) {
     try {
       f();
+    } catch (const TooManyFiles&) {
+      throw;
     } catch (const Error& error) {
       const std::scoped_lock lock(mutex_);
       faults_.emplace_back(error.what());

@@ -8,7 +8,14 @@
 #include <string>
 #include <string_view>
 
+#include "tessera/base/error.hpp"
+
 namespace tessera {
+
+// The process, or the machine, has as many files open as it may. It says nothing about the file.
+class TooManyFiles : public DeviceError {
+  using DeviceError::DeviceError;
+};
 
 // Whether a path may be a symbolic link. followed: it may. refused: its last name may not.
 // refused_with_folder: neither its last name nor the folder around it may.
@@ -20,7 +27,7 @@ class OpenFile {
  public:
   // `what` opens every error message, e.g. "token file".
   // Throws: DataError if the path is missing, a folder or otherwise no regular file, or cannot be
-  // read.
+  // read; TooManyFiles.
   OpenFile(std::string path, const char* what, Links links = Links::followed);
   OpenFile(OpenFile&& other) noexcept;
   OpenFile& operator=(OpenFile&& other) noexcept;

@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -34,17 +35,21 @@ struct SafetensorsEntry {
   std::string foreign = {};
 };
 
-// An open file whose header has been checked. Data is read when it is asked for, not mapped, so a
-// file that shrinks is an error and no signal. Owns: the descriptor. Threads: all calls are const
-// and free for all.
+// A file whose header has been checked. Data is read when it is asked for, not mapped, so a file
+// that shrinks is an error and no signal. Owns: the descriptor, while the readers of this process
+// have few of them; beyond that each read opens the file anew. Threads: all calls are const and
+// free for all.
 class SafetensorsReader {
  public:
+  // Files that the readers of a process keep open together. A checkpoint has one a rank and part.
+  static constexpr int kMostKept = 32;
+
   // Throws: DataError naming the file, the tensor and the values, if the header's length, JSON,
   // dtypes, shapes or offsets are wrong, tensors overlap, leave holes or miss the end of the file,
-  // or a key stands twice.
+  // or a key stands twice; TooManyFiles.
   explicit SafetensorsReader(std::string path, Links links = Links::followed);
 
-  const std::string& path() const noexcept { return file_.path(); }
+  const std::string& path() const noexcept { return path_; }
   // The entries, in the order of their data.
   const std::vector<SafetensorsEntry>& entries() const noexcept { return entries_; }
   const std::map<std::string, std::string>& metadata() const noexcept { return metadata_; }
@@ -52,16 +57,22 @@ class SafetensorsReader {
   const SafetensorsEntry* find(std::string_view name) const;
   // The file's head: its length and its text, which say all that the data is.
   std::string_view head() const noexcept { return head_; }
-  std::int64_t size_bytes() const noexcept { return file_.size_bytes(); }
+  std::int64_t size_bytes() const noexcept { return size_bytes_; }
   // Reads part of an entry's data, from `offset` bytes on: row-major, little-endian. The entry is
   // this reader's. Throws: ContractError for bytes that are not the entry's; DeviceError as
-  // OpenFile::read.
+  // OpenFile::read; where the file is opened anew, as OpenFile, and DataError if it has changed.
   void read(const SafetensorsEntry& entry, std::int64_t offset, std::span<std::byte> into) const;
   // All data of an entry. Throws: as read.
   std::vector<std::byte> bytes(const SafetensorsEntry& entry) const;
 
  private:
-  OpenFile file_;
+  using Kept = std::unique_ptr<const OpenFile, void (*)(const OpenFile*)>;
+  static Kept kept(OpenFile file);
+
+  std::string path_;
+  Links links_;
+  std::int64_t size_bytes_ = 0, changed_ns_ = 0;  // of the file when it was opened first
+  Kept kept_;                                     // null where enough others are open
   std::string head_;
   std::vector<SafetensorsEntry> entries_;
   std::map<std::string, std::string> metadata_;
