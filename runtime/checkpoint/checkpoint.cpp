@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <charconv>
-#include <exception>
 #include <filesystem>
-#include <set>
+#include <map>
+#include <ranges>
 
 #include "runtime/checkpoint/manifest.hpp"
 #include "runtime/checkpoint/new_folder.hpp"
-#include "runtime/checkpoint/safetensors_header.hpp"
+#include "runtime/checkpoint/together.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/checkpoint/model.hpp"
 #include "tessera/detail/base/utf8.hpp"
@@ -90,6 +90,35 @@ std::optional<std::int64_t> step_of(const std::string& name) {
   return step;
 }
 
+// The entries step-N of a folder, rising, each with why it is no checkpoint; empty for one.
+std::map<std::int64_t, std::string> entries_of(const std::string& folder) {
+  std::map<std::int64_t, std::string> entries;
+  std::error_code error;
+  for (std::filesystem::directory_iterator at(folder, error), end; !error && at != end;
+       at.increment(error))
+    if (const auto step = step_of(at->path().filename().string()))
+      entries.emplace(*step, Manifest::why_not_in(at->path().string()));
+  if (error == std::errc::not_a_directory)
+    throw DataError(concat('\'', folder, "' is no folder; name a folder of checkpoints"));
+  if (error == std::errc::permission_denied)
+    throw DataError(concat('\'', folder, "' cannot be read: ", error.message()));
+  if (error && error != std::errc::no_such_file_or_directory)
+    throw DeviceError(concat('\'', folder, "' cannot be read: ", error.message()));
+  return entries;
+}
+
+// What may be done about a path that is no checkpoint, and `why_not`.
+std::string remedy(const std::string& path, std::string_view why_not) {
+  if (why_not == "does not exist") return "check the path";
+  try {
+    if (const auto steps = steps_in(path); !steps.empty())
+      return concat("name a checkpoint in it, as '", step_folder(path, steps.back()), '\'');
+  } catch (const Error&) {
+    return "is it a checkpoint's folder?";
+  }
+  return "is it a checkpoint's folder?";
+}
+
 }  // namespace
 
 std::string step_folder(const std::string& folder, std::int64_t step) {
@@ -98,38 +127,33 @@ std::string step_folder(const std::string& folder, std::int64_t step) {
 
 std::vector<std::int64_t> steps_in(const std::string& folder) {
   std::vector<std::int64_t> steps;
-  std::error_code error;
-  for (std::filesystem::directory_iterator at(folder, error), end; !error && at != end;
-       at.increment(error))
-    if (const auto step = step_of(at->path().filename().string());
-        step && Manifest::is_in(at->path().string()))
-      steps.push_back(*step);
-  if (error == std::errc::not_a_directory)
-    throw DataError(concat('\'', folder, "' is no folder; name a folder of checkpoints"));
-  if (error && error != std::errc::no_such_file_or_directory)
-    throw DeviceError(concat('\'', folder, "' cannot be read: ", error.message()));
-  std::ranges::sort(steps);
+  for (const auto& [step, why_not] : entries_of(folder))
+    if (why_not.empty()) steps.push_back(step);
   return steps;
 }
 
-std::optional<std::int64_t> newest(const std::string& folder, const World& world) {
-  constexpr double kNone = -1, kFailed = -2, kOthers = -3;
-  double found = kOthers;
-  std::exception_ptr error;
-  if (world.rank() == 0) try {
-      const auto steps = steps_in(folder);
-      found = steps.empty() ? kNone : static_cast<double>(steps.back());
-    } catch (const Error&) {
-      found = kFailed;
-      error = std::current_exception();
+std::optional<std::int64_t> newest(const std::string& folder, const World& world, Broken broken) {
+  std::optional<std::int64_t> found;
+  on_all(world, [&] {
+    if (world.rank() != 0) return;
+    for (const auto& [step, why_not] : entries_of(folder) | std::views::reverse) {
+      if (why_not.empty()) {
+        found = step;
+        return;
+      }
+      if (broken == Broken::refused)
+        throw DataError(concat("'", step_folder(folder, step),
+                               "' is newer than all checkpoints and ", why_not,
+                               "; move it away, or load another step by its number and "
+                               "save nothing here"));
     }
-  found = world.max(found);
-  if (error) std::rethrow_exception(error);
-  if (found == kFailed)
-    throw detail::with_rank(
-        DataError(concat("rank 0 cannot look for checkpoints in '", folder, '\'')), 0);
-  if (found == kNone) return {};
-  return static_cast<std::int64_t>(found);
+  });
+  constexpr std::int64_t kHalf = 1ll << 32;  // a double does not hold all of 64 bits
+  double said[] = {found ? 1. : 0., static_cast<double>(found.value_or(0) / kHalf),
+                   static_cast<double>(found.value_or(0) % kHalf)};
+  world.sum(said);
+  if (said[0] == 0) return {};
+  return static_cast<std::int64_t>(said[1]) * kHalf + static_cast<std::int64_t>(said[2]);
 }
 
 void keep_newest(const std::string& folder, std::int64_t count,
@@ -152,12 +176,8 @@ struct Checkpoint::State {
 };
 
 Checkpoint::Checkpoint(const std::string& path) : path_(path) {
-  std::error_code ignored;
-  if (!Manifest::is_in(path))
-    throw DataError(concat("checkpoint '", path,
-                           std::filesystem::exists(path, ignored)
-                               ? "' has no manifest.json; is it a checkpoint's folder?"
-                               : "' does not exist; check the path"));
+  if (const std::string why_not = Manifest::why_not_in(path); !why_not.empty())
+    throw DataError(concat("checkpoint '", path, "' ", why_not, "; ", remedy(path, why_not)));
   state_ = std::make_unique<State>(Manifest::read(path));
 }
 Checkpoint::Checkpoint(const std::string& folder, std::int64_t step)

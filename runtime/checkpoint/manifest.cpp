@@ -1,7 +1,11 @@
 #include "runtime/checkpoint/manifest.hpp"
 
+#include <sys/stat.h>
+
+#include <cerrno>
 #include <climits>
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 
 #include "runtime/checkpoint/json_tree.hpp"
@@ -69,10 +73,14 @@ bool is_plain_name(std::string_view name) {
          printable(name) == name;
 }
 
-bool Manifest::is_in(const std::string& folder) {
-  std::error_code ignored;
-  return std::filesystem::is_regular_file(
-      std::filesystem::symlink_status(std::filesystem::path(folder) / kName, ignored));
+std::string Manifest::why_not_in(const std::string& folder) {
+  struct stat status{};
+  if (::lstat((std::filesystem::path(folder) / kName).c_str(), &status) == 0)
+    return S_ISREG(status.st_mode) ? "" : concat("has a ", kName, " that is no file");
+  if (errno == ENOTDIR) return "is no folder";
+  if (errno != ENOENT) return concat("cannot be looked into: ", std::strerror(errno));
+  if (::stat(folder.c_str(), &status) == 0) return concat("has no ", kName);
+  return ::lstat(folder.c_str(), &status) == 0 ? "is a link to nothing" : "does not exist";
 }
 
 Manifest Manifest::read(const std::string& folder) {

@@ -33,7 +33,9 @@ struct Manifest {
   std::map<std::string, Part, std::less<>> parts{};
 
   // Whether `folder` is a checkpoint, by the name of this file.
-  static bool is_in(const std::string& folder);
+  static bool is_in(const std::string& folder) { return why_not_in(folder).empty(); }
+  // Why it is none, as "does not exist"; empty where it is one.
+  static std::string why_not_in(const std::string& folder);
   // Throws: DataError for a manifest that has changed or that is none.
   static Manifest read(const std::string& folder);
   // Of its text.  Throws: likewise, beginning with `what`.

@@ -39,12 +39,12 @@ TEST_CASE("links and names that lead elsewhere are refused, or lead to what was 
       {"as saved", "", [](const Saved&) {}},
       {"the step is a link", "",
        [&](const Saved& s) { instead(s.step(), s.root().path() / "kept"); }},
-      {"the step is a loop", "does not exist",
+      {"the step is a loop", "cannot be looked into: Too many levels of symbolic links",
        [](const Saved& s) {
          fs::remove_all(s.step());
          fs::create_symlink("step-1", s.step());
        }},
-      {"the step is a file", "has no manifest.json",
+      {"the step is a file", "is no folder",
        [](const Saved& s) {
          fs::remove_all(s.step());
          write_to(s.step(), "no folder");
@@ -55,31 +55,31 @@ TEST_CASE("links and names that lead elsewhere are refused, or lead to what was 
          fs::create_directory(s.step());
        }},
       {"no manifest", "has no manifest.json", [](const Saved& s) { fs::remove(s.manifest()); }},
-      {"the manifest is a link", "has no manifest.json",
+      {"the manifest is a link", "has a manifest.json that is no file",
        [&](const Saved& s) { instead(s.manifest(), s.root().path() / "kept"); }},
-      {"the manifest is a link beside", "has no manifest.json",
+      {"the manifest is a link beside", "has a manifest.json that is no file",
        [&](const Saved& s) { instead(s.manifest(), s.step() / "kept.json"); }},
-      {"the manifest hangs", "has no manifest.json",
+      {"the manifest hangs", "has a manifest.json that is no file",
        [](const Saved& s) {
          fs::remove(s.manifest());
          fs::create_symlink("none", s.manifest());
        }},
-      {"the manifest is a folder", "has no manifest.json",
+      {"the manifest is a folder", "has a manifest.json that is no file",
        [](const Saved& s) {
          fs::remove(s.manifest());
          fs::create_directory(s.manifest());
        }},
-      {"the manifest is a pipe", "has no manifest.json",
+      {"the manifest is a pipe", "has a manifest.json that is no file",
        [&](const Saved& s) {
          fs::remove(s.manifest());
          pipe(s.manifest());
        }},
-      {"the manifest is a socket", "has no manifest.json",
+      {"the manifest is a socket", "has a manifest.json that is no file",
        [&](const Saved& s) {
          fs::remove(s.manifest());
          socket(s.manifest());
        }},
-      {"the manifest is a device", "has no manifest.json",
+      {"the manifest is a device", "has a manifest.json that is no file",
        [](const Saved& s) {
          fs::remove(s.manifest());
          fs::create_symlink("/dev/zero", s.manifest());

@@ -1,10 +1,13 @@
 // Runs that go on where another was: the bits of the one that nobody interrupted, on any ranks, and
 // refusals that lose nothing.
+#include <unistd.h>
+
 #include <algorithm>
 #include <csignal>
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <utility>
 
 #include "tests/cli/program.hpp"
 #include "tests/cli/tiny_run.hpp"
@@ -302,4 +305,81 @@ TEST_CASE("a checkpoint that does not fit is bad input, and stays") {
   folder.write("checkpoint/step-6/manifest.json", manifest);
   CHECK(has(refused(goes),
             "manifest.json' has changed since it was written; take another checkpoint"));
+}
+
+TEST_CASE("a newest step that cannot be read is refused, and no older one taken for it") {
+  const BookFolder folder;
+  run_well(kResumed + "--ranks 2 --training.steps=8 --save=at-8.safetensors", folder);
+  const auto shell = [&](const std::string& command) {
+    REQUIRE(run_command(command, folder.path().string()).exit_code == 0);
+  };
+  shell("chmod 755 . && mkdir other && cp book.txt other && chmod -R 777 other");
+  const std::string goes = "--ranks 2 --training.steps=10 ", step = "checkpoint/step-8",
+                    forked = goes +
+                             "--checkpoint.folder=fork --checkpoint.initial_load_path="
+                             "checkpoint ",
+                    before = "'checkpoint/step-8' is newer than all checkpoints and ",
+                    move =
+                        "; move it away, or load another step by its number and save nothing "
+                        "here\n";
+  const std::pair<std::string, std::string> broken[] = {
+      {"rm checkpoint/step-8/manifest.json", "has no manifest.json"},
+      {"rm -r checkpoint/step-8/*", "has no manifest.json"},
+      {"rm -r checkpoint/step-8 && touch checkpoint/step-8", "is no folder"},
+      {"rm -r checkpoint/step-8 && mkfifo checkpoint/step-8", "is no folder"},
+      {"rm -r checkpoint/step-8 && ln -s none checkpoint/step-8", "is a link to nothing"},
+      {"rm checkpoint/step-8/manifest.json && mkdir checkpoint/step-8/manifest.json",
+       "has a manifest.json that is no file"}};
+  shell("cp -r checkpoint kept");
+  for (const auto& [command, why_not] : broken) {
+    INFO(command);
+    shell("rm -rf checkpoint && cp -r kept checkpoint && " + command);
+    for (const std::string& options : {goes, goes + "--checkpoint.load_only=true ", forked,
+                                       goes + "--checkpoint.load_step=4 "}) {
+      INFO(options);
+      const Outcome run = run_command(kResumed + options, folder.path().string());
+      INFO(run.out << run.err);
+      CHECK(run.exit_code == 2);
+      CHECK(run.out.empty());
+      CHECK(run.err == "tessera-train: checkpoint." +
+                           std::string(options == forked ? "initial_load_path" : "folder") + ": " +
+                           before + why_not + move);
+    }
+    CHECK(whole_lines(folder) == 8);
+  }
+  CHECK(has(run_well(kTiny + goes +
+                         "--checkpoint.enable=true --checkpoint.load_only=true "
+                         "--checkpoint.load_step=4",
+                     folder)
+                .out,
+            "goes on after step 4"));
+  CHECK(has(run_well(kResumed + forked + "--checkpoint.load_step=4", folder).out,
+            "goes on after step 4"));
+
+  // Of another user.
+  shell(
+      "rm -rf checkpoint && cp -r kept checkpoint && chmod 777 checkpoint && "
+      "chmod 700 checkpoint/step-8 && touch out.jsonl && chmod 666 out.jsonl");
+  if (::geteuid() == 0) {
+    const Outcome run =
+        run_command("cd other && setpriv --reuid=65534 --regid=65534 --clear-groups " + kResumed +
+                        goes + "--checkpoint.folder=../checkpoint --checkpoint.load_only=true",
+                    folder.path().string());
+    INFO(run.out << run.err);
+    CHECK(run.exit_code == 2);
+    CHECK(has(run.err,
+              "step-8' is newer than all checkpoints and cannot be looked into: "
+              "Permission denied; move it away"));
+  }
+
+  // Another's number, of 63 bits.
+  shell(
+      "rm -rf checkpoint && cp -r kept checkpoint && "
+      "cp -r checkpoint/step-8 checkpoint/step-9223372036854775807");
+  const Outcome copied = run_command(kResumed + goes, folder.path().string());
+  INFO(copied.out << copied.err);
+  CHECK(copied.exit_code == 2);
+  CHECK(has(copied.err,
+            "checkpoint 'checkpoint/step-9223372036854775807' is of step 8 by its "
+            "manifest; name its folder step-8\n"));
 }

@@ -132,8 +132,12 @@ const char* RunCheckpoints::from_key() const {
 
 void RunCheckpoints::find() {
   const auto& c = config_.checkpoint;
-  const std::optional<std::int64_t> newest =
-      named("checkpoint.folder", [&] { return checkpoint::newest(c.folder, world_); });
+  using checkpoint::Broken;
+  const bool is_named = c.load_step >= 0;
+  const std::optional<std::int64_t> newest = named("checkpoint.folder", [&] {
+    return checkpoint::newest(c.folder, world_,
+                              is_named && c.load_only ? Broken::passed_over : Broken::refused);
+  });
   if (newest && c.load_step >= 0 && c.load_step < *newest && !c.load_only)
     refuse(concat("checkpoint.load_step=", c.load_step, ": '", c.folder, "' has step ", *newest,
                   ", so the steps between would be written twice; name another checkpoint.folder, "
@@ -147,8 +151,10 @@ void RunCheckpoints::find() {
   if (newest) {
     named(from_key(), [&] { from_.emplace(c.folder, c.load_step >= 0 ? c.load_step : *newest); });
   } else if (!c.initial_load_path.empty()) {
-    const auto step =
-        named(from_key(), [&] { return checkpoint::newest(c.initial_load_path, world_); });
+    const auto step = named(from_key(), [&] {
+      return checkpoint::newest(c.initial_load_path, world_,
+                                is_named ? Broken::passed_over : Broken::refused);
+    });
     named(from_key(), [&] {
       from_.emplace(step ? checkpoint::step_folder(c.initial_load_path,
                                                    c.load_step >= 0 ? c.load_step : *step)

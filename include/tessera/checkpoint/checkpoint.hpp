@@ -106,12 +106,16 @@ void check_folder(const std::string& folder, std::int64_t bytes, const World& wo
 // FOLDER/step-N.
 std::string step_folder(const std::string& folder, std::int64_t step);
 // The steps of a folder's checkpoints, rising; none if the folder does not exist. It looks into no
-// files but the manifest's name. Throws: DataError if `folder` is no folder; DeviceError if the
-// system refuses.
+// files but the manifest's name. Throws: DataError if `folder` is no folder or may not be read;
+// DeviceError if the system refuses.
 std::vector<std::int64_t> steps_in(const std::string& folder);
-// The newest step, which rank 0 looks up for all ranks. Collective. Throws: as steps_in on rank 0,
-// and DataError on the others.
-std::optional<std::int64_t> newest(const std::string& folder, const World& world);
+// What becomes of an entry step-N that is newer than all checkpoints and is none itself: a program
+// that goes on from an older one would lose steps without a word, and later find the name taken.
+enum class Broken : std::uint8_t { refused, passed_over };
+// The newest step, which rank 0 looks up for all ranks. Collective. Throws, on every rank the same:
+// as steps_in; DataError for what is Broken.
+std::optional<std::int64_t> newest(const std::string& folder, const World& world,
+                                   Broken broken = Broken::refused);
 // Removes all checkpoints but the `count` newest, and never `loaded`. One rank calls it, after a
 // save. Throws: ContractError for a `count` below 1; as steps_in.
 void keep_newest(const std::string& folder, std::int64_t count,
