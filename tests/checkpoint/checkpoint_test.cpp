@@ -263,6 +263,26 @@ TEST_CASE("a checkpoint keeps what is no tensor, and whole weights are in it", "
   CHECK(checkpoint::steps_in(at) == std::vector<std::int64_t>{10});
 }
 
+TEST_CASE("a folder is one program's as long as it holds the lock", "[checkpoint]") {
+  const TemporaryFolder folder;
+  const std::string at = folder.path().string();
+  for (int again = 0; again < 2; ++again) {
+    const auto heard = on_ranks(2, [&](World& world) {
+      const checkpoint::FolderLock lock(at, world);
+      std::string text;
+      try {
+        const checkpoint::FolderLock second(at + "/.", world);
+      } catch (const DataError& error) {
+        text = error.what();
+      }
+      world.barrier();
+      return text;
+    });
+    for (const std::string& text : heard) CHECK(has(text, "is in use by another run"));
+  }
+  CHECK(folder.entries() == 0);
+}
+
 TEST_CASE("a step that is there stays, and every rank hears of it", "[checkpoint]") {
   const TemporaryFolder folder;
   const std::string at = (folder.path() / "runs" / "a").string();

@@ -383,3 +383,32 @@ TEST_CASE("a newest step that cannot be read is refused, and no older one taken 
             "checkpoint 'checkpoint/step-9223372036854775807' is of step 8 by its "
             "manifest; name its folder step-8\n"));
 }
+
+TEST_CASE("one run at a time has a folder, and a killed one leaves it at once") {
+  const BookFolder folder;
+  const std::string endless = kResumed +
+                              "--ranks 2 --training.steps=1000000 --checkpoint.interval=1000000 "
+                              "--checkpoint.enable_first_step_checkpoint=true ";
+  const Outcome both = run_command(
+      endless + "> log & run=$!; until [ -e checkpoint/step-1 ]; do sleep 0.05; done; " + kResumed +
+          "--training.steps=4 --debug.seed=4 --checkpoint.folder=./checkpoint "
+          "--metrics.jsonl=other.jsonl > second; echo $? > code; kill -0 $run || echo gone; "
+          // What only reads needs no lock.
+          "tessera-checkpoint verify checkpoint/step-1 > verified; echo $? >> code; " +
+          kResumed +
+          "--ranks 2 --training.steps=5 --checkpoint.folder=fork --metrics.jsonl=fork.jsonl "
+          "--checkpoint.initial_load_path=checkpoint --checkpoint.load_step=1 > forked; "
+          "echo $? >> code; kill -KILL $run; wait $run",
+      folder.path().string());
+  INFO(both.out << both.err);
+  CHECK(both.exit_code == 128 + SIGKILL);
+  CHECK(both.out.empty());
+  CHECK(folder.read("code") == "2\n0\n0\n");
+  CHECK(folder.read("second").empty());
+  CHECK(
+      has(both.err,
+          "tessera-train: checkpoint.folder: './checkpoint' is in use by another run, which saves "
+          "checkpoints there; wait for its end, or name another folder\n"));
+  CHECK(has(run_well(kResumed + "--ranks 2 --training.steps=5", folder).out,
+            "goes on after step 1 "));
+}

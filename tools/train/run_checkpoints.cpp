@@ -84,8 +84,7 @@ RunCheckpoints::RunCheckpoints(const Config& config, const Inputs& inputs, const
   const auto& c = config.checkpoint;
   find();
   if (from_) check_fit();
-  if (!c.load_only)
-    named("checkpoint.folder", [&] { checkpoint::check_folder(c.folder, 0, world); });
+  if (!c.load_only) take_folder();
   if (!c.load_only) check_room(bytes_of_checkpoint(config, parameters));
   if (c.stages()) saver_.emplace(c.folder, world, options());
 }
@@ -95,6 +94,19 @@ checkpoint::CheckpointOptions RunCheckpoints::options() const {
   return {.must_be_finite = config_.training.stop_on_nan,
           .keep_latest = c.keep_latest_k,
           .loaded = is_own_ ? std::optional(first_step_) : std::nullopt};
+}
+
+// Of one run at a time. What was refused before has made no folder.
+void RunCheckpoints::take_folder() {
+  const std::string& folder = config_.checkpoint.folder;
+  const auto newest = named("checkpoint.folder", [&] {
+    checkpoint::check_folder(folder, 0, world_);
+    lock_.emplace(folder, world_);
+    return checkpoint::newest(folder, world_);
+  });
+  if (newest && (!is_own_ || *newest > first_step_))
+    refuse(concat("checkpoint.folder: another run has just saved step ", *newest, " in '", folder,
+                  "'; start again, or name another folder"));
 }
 
 // Each checkpoint is written before an older one goes, so there is one more than are kept.

@@ -55,6 +55,7 @@ class RunCheckpoints {
   using Time = std::chrono::steady_clock::time_point;
 
   void find();
+  void take_folder();
   checkpoint::CheckpointOptions options() const;
   void check_room(std::int64_t bytes) const;
   template <class F>
@@ -69,7 +70,8 @@ class RunCheckpoints {
 
   const Config& config_;
   const World& world_;
-  checkpoint::Scalars facts_;  // of this run, as the next one compares them
+  checkpoint::Scalars facts_;                   // of this run, as the next one compares them
+  std::optional<checkpoint::FolderLock> lock_;  // until all is saved
   std::optional<checkpoint::Checkpoint> from_;
   bool is_own_ = false;  // `from_` is of checkpoint.folder
   std::int64_t first_step_ = 0, first_sample_ = 0, saved_ = -1;

@@ -103,6 +103,22 @@ void save(const std::string& folder, std::int64_t step, const std::vector<Part>&
 // leaves nothing but the folder. Collective. Throws: DataError, on every rank the same.
 void check_folder(const std::string& folder, std::int64_t bytes, const World& world);
 
+// Keeps FOLDER for one run: two that save into it would each remove what the other keeps. Rank 0
+// holds the lock for all ranks, and the system frees it when the process ends, however it does.
+// Loads and single saves ask for no lock. Owns: a descriptor, on rank 0.
+class FolderLock {
+ public:
+  // FOLDER exists. Collective. A file system without locks keeps nobody out. Throws: DataError, on
+  // every rank the same, if another run has it.
+  FolderLock(const std::string& folder, const World& world);
+  FolderLock(const FolderLock&) = delete;
+  FolderLock& operator=(const FolderLock&) = delete;
+  ~FolderLock();
+
+ private:
+  int descriptor_ = -1;  // where it is open
+};
+
 // FOLDER/step-N.
 std::string step_folder(const std::string& folder, std::int64_t step);
 // The steps of a folder's checkpoints, rising; none if the folder does not exist. It looks into no
