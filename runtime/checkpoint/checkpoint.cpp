@@ -1,7 +1,6 @@
 #include "tessera/checkpoint/checkpoint.hpp"
 
 #include <algorithm>
-#include <charconv>
 #include <filesystem>
 #include <map>
 #include <ranges>
@@ -79,16 +78,6 @@ class PartSource final : public StateSource {
   std::string prefix_;
   Scalars scalars_;
 };
-
-// N of "step-N", as save writes it; none of another name.
-std::optional<std::int64_t> step_of(const std::string& name) {
-  std::int64_t step = 0;
-  if (!name.starts_with(kStep)) return {};
-  const char *begin = name.data() + kStep.size(), *end = name.data() + name.size();
-  const auto [at, error] = std::from_chars(begin, end, step);
-  if (error != std::errc() || at != end || step < 0 || name != concat(kStep, step)) return {};
-  return step;
-}
 
 // The entries step-N of a folder, rising, each with why it is no checkpoint; empty for one.
 std::map<std::int64_t, std::string> entries_of(const std::string& folder) {
@@ -182,9 +171,8 @@ Checkpoint::Checkpoint(const std::string& path) : path_(path) {
 }
 Checkpoint::Checkpoint(const std::string& folder, std::int64_t step)
     : Checkpoint(step_folder(folder, step)) {
-  if (this->step() != step)
-    throw DataError(concat("checkpoint '", path_, "' is of step ", this->step(),
-                           " by its manifest; name its folder step-", this->step()));
+  if (const std::string fault = state_->manifest.fault_of_name(path_); !fault.empty())
+    throw DataError(fault);
 }
 Checkpoint::~Checkpoint() = default;
 Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;

@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 
 #include <cerrno>
+#include <charconv>
 #include <climits>
 #include <cmath>
 #include <cstring>
@@ -65,6 +66,16 @@ std::string json_of(const Scalars& scalars) {
     out += concat(out.size() > 1 ? ", " : "", json::quote(name), ": ", json_of(name, value));
   }
   return out + '}';
+}
+
+std::optional<std::int64_t> step_of(std::string_view name) {
+  constexpr std::string_view kStep = "step-";
+  std::int64_t step = 0;
+  if (!name.starts_with(kStep)) return {};
+  const char* const end = name.data() + name.size();
+  const auto [at, error] = std::from_chars(name.data() + kStep.size(), end, step);
+  if (error != std::errc() || at != end || step < 0 || name != concat(kStep, step)) return {};
+  return step;
 }
 
 bool is_plain_name(std::string_view name) {
@@ -138,6 +149,16 @@ Manifest Manifest::parse(std::string_view text, const std::string& what) {
     }
   }
   return manifest;
+}
+
+std::string Manifest::fault_of_name(const std::string& folder) const {
+  std::error_code ignored;
+  std::filesystem::path path = std::filesystem::absolute(folder, ignored).lexically_normal();
+  if (!path.has_filename()) path = path.parent_path();  // "runs/step-7/"
+  const auto named = step_of(path.filename().string());
+  if (!named || *named == step) return "";
+  return concat("checkpoint '", folder, "' is of step ", step,
+                " by its manifest; name its folder step-", step);
 }
 
 std::string Manifest::to_string() const {

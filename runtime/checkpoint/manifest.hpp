@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -41,6 +42,8 @@ struct Manifest {
   // Of its text.  Throws: likewise, beginning with `what`.
   static Manifest parse(std::string_view text, const std::string& what);
 
+  // What is wrong with the name of `folder`, where it is another step's, as step-7; else empty.
+  std::string fault_of_name(const std::string& folder) const;
   // As JSON, which ends with its own checksum.  Throws: ContractError for numbers that are not
   // finite, and texts that are not UTF-8.
   std::string to_string() const;
@@ -53,6 +56,9 @@ struct Manifest {
 // which `name` has.
 std::string json_of(const std::string& name, const Scalar& value);
 std::string json_of(const Scalars& scalars);
+
+// N of "step-N", as save writes it; none of another name.
+std::optional<std::int64_t> step_of(std::string_view name);
 
 // Whether `name` is one of a file in its folder that a message may quote: no slash, nothing that a
 // terminal obeys, and not hidden.

@@ -110,6 +110,28 @@ TEST_CASE("verify finds a flipped byte, a missing file and one too many", "[chec
   }
 }
 
+TEST_CASE("verify and inspect say that a folder has another step's name", "[checkpoint_tool]") {
+  const Run run(1);
+  std::filesystem::rename(run / "checkpoint/step-2", run / "checkpoint/step-7");
+  const std::string fault =
+      "checkpoint 'checkpoint/step-7/' is of step 2 by its manifest; name its folder step-2";
+  const Outcome verified = run.tool("verify checkpoint/step-7/");
+  INFO(verified.out << verified.err);
+  CHECK(verified.exit_code == 1);
+  CHECK(verified.out.starts_with(fault + '\n'));
+  CHECK(verified.out.ends_with(" bytes, 1 fault\n"));
+  CHECK(run.command("cd checkpoint/step-7; tessera-checkpoint verify .").exit_code == 1);
+  const Outcome inspected = run.tool("inspect checkpoint/step-7/");
+  CHECK(inspected.exit_code == 0);
+  CHECK(inspected.out.starts_with("'checkpoint/step-7/': step 2, saved by "));
+  CHECK(has(inspected.out, '\n' + fault + '\n'));
+  CHECK(has(run.tool("inspect --json checkpoint/step-7/").out,
+            "{\"path\": \"checkpoint/step-7/\", \"fault\": \"" + fault + "\", \"id\": "));
+  // Any other name is as good as the first.
+  std::filesystem::rename(run / "checkpoint/step-7", run / "checkpoint/best");
+  CHECK(run.tool("verify checkpoint/best").exit_code == 0);
+}
+
 TEST_CASE("a checkpoint has more files than may be open", "[checkpoint_tool]") {
   const BookFolder folder;
   const std::string train =

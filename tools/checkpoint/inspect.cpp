@@ -78,14 +78,17 @@ Answer inspect(const Command& command) {
     text += text_of_part(name, part, files);
     parts += concat(parts.empty() ? "" : ", ", json::quote(name), ": ", json_of_part(part, files));
   }
+  const std::string fault = manifest.fault_of_name(path);
   if (command.json)
-    return {concat("{\"path\": ", json::quote(path), ", \"id\": ", json::quote(manifest.id),
-                   ", \"step\": ", manifest.step, ", \"ranks\": ", manifest.ranks,
-                   ", \"bytes\": ", bytes, ", \"scalars\": ", checkpoint::json_of(manifest.scalars),
-                   ", \"parts\": {", parts, "}}\n")};
+    return {concat("{\"path\": ", json::quote(path),
+                   fault.empty() ? "" : concat(", \"fault\": ", json::quote(fault)),
+                   ", \"id\": ", json::quote(manifest.id), ", \"step\": ", manifest.step,
+                   ", \"ranks\": ", manifest.ranks, ", \"bytes\": ", bytes, ", \"scalars\": ",
+                   checkpoint::json_of(manifest.scalars), ", \"parts\": {", parts, "}}\n")};
   return {concat("'", printable(path), "': step ", manifest.step, ", saved by ",
                  counted(manifest.ranks, "rank"), " as ", printable(manifest.id), ", ",
-                 counted(bytes, "byte"), '\n', lines_of(manifest.scalars), text)};
+                 counted(bytes, "byte"), '\n', fault.empty() ? "" : printable(fault) + '\n',
+                 lines_of(manifest.scalars), text)};
 }
 
 }  // namespace tessera::checkpoint_tool

@@ -7,6 +7,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "runtime/checkpoint/shard_info.hpp"
@@ -43,6 +44,8 @@ class Verification {
   const std::vector<std::string>& run() {
     try {
       const Manifest manifest = Manifest::read(path_);
+      if (std::string fault = manifest.fault_of_name(path_); !fault.empty())
+        faults_.push_back(std::move(fault));
       for (const auto& [name, part] : manifest.parts) open(manifest, name);
     } catch (const TooManyFiles&) {
       throw;
