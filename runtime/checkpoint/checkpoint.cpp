@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <map>
 #include <ranges>
+#include <span>
 
 #include "runtime/checkpoint/manifest.hpp"
 #include "runtime/checkpoint/new_folder.hpp"
@@ -78,6 +79,32 @@ class PartSource final : public StateSource {
   std::string prefix_;
   Scalars scalars_;
 };
+
+// What an optimizer has counted is a scalar here, and beside each parameter a number for PyTorch.
+void check_steps(const std::string& path, const Scalars& scalars,
+                 const std::vector<WeightFile>& files) {
+  constexpr const char* kSteps = "steps";
+  const auto found = scalars.find(kSteps);
+  if (found == scalars.end()) return;
+  const auto* const steps = std::get_if<std::int64_t>(&found->second);
+  if (!steps) return;  // whoever loads it says so
+  const auto refuse = [&](const auto&... parts) {
+    throw DataError(concat("checkpoint '", path, "' says of its optimizer that it has made ",
+                           *steps, " steps, ", parts..., "; take another checkpoint"));
+  };
+  constexpr std::int64_t kMost = 1ll << 53;
+  if (*steps < 0 || *steps > kMost) refuse("expected 0 to ", kMost);
+  if (files.empty()) return;
+  const SafetensorsReader file(files[0].path, files[0].links);  // rank 0's, which has them all
+  const auto entry = std::ranges::find_if(file.entries(), [](const SafetensorsEntry& of) {
+    return of.name.ends_with(".step") && of.shape.empty() && of.dtype == f32;
+  });
+  if (entry == file.entries().end()) return;
+  float beside = 0;
+  file.read(*entry, 0, std::as_writable_bytes(std::span(&beside, 1)));
+  if (beside != static_cast<float>(*steps))
+    refuse("and tensor ", shown(entry->name), " in '", file.path(), "' says ", beside);
+}
 
 // The entries step-N of a folder, rising, each with why it is no checkpoint; empty for one.
 std::map<std::int64_t, std::string> entries_of(const std::string& folder) {
@@ -232,10 +259,12 @@ std::shared_ptr<const StateSource> Checkpoint::part(std::string_view name) const
       throw DataError(concat("checkpoint '", path_, "' has file ", shown(file), " in part ",
                              shown(name), ", which its manifest does not name; remove the file"));
   }
-  return std::make_shared<PartSource>(
-      WeightFiles(concat("part ", shown(name), " of '", path_, '\''),
-                  state_->manifest.files(path_, name), state_->manifest.id),
+  const std::vector<WeightFile> files = state_->manifest.files(path_, name);
+  auto source = std::make_shared<PartSource>(
+      WeightFiles(concat("part ", shown(name), " of '", path_, '\''), files, state_->manifest.id),
       part.prefix, part.scalars);
+  if (!part.prefix.empty()) check_steps(path_, part.scalars, files);
+  return source;
 }
 
 }  // namespace tessera::checkpoint

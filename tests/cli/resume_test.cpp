@@ -9,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include "tests/checkpoint/saved_files.hpp"
 #include "tests/cli/program.hpp"
 #include "tests/cli/tiny_run.hpp"
 #include "tests/support/catch.hpp"
@@ -411,4 +412,39 @@ TEST_CASE("one run at a time has a folder, and a killed one leaves it at once") 
           "checkpoints there; wait for its end, or name another folder\n"));
   CHECK(has(run_well(kResumed + "--ranks 2 --training.steps=5", folder).out,
             "goes on after step 1 "));
+}
+
+TEST_CASE("a manifest that says what no run has done is bad input, though its checksum is right") {
+  const BookFolder folder;
+  run_well(kResumed + "--ranks 2 --training.steps=6", folder);
+  const std::string path = "checkpoint/step-6/manifest.json", good = folder.read(path);
+  struct Lie {
+    std::string old, with, said;
+  };
+  const std::string steps = "says of its optimizer that it has made ",
+                    samples = "checkpoint 'checkpoint/step-6' says that ";
+  for (const Lie& lie : {
+           Lie{"\"config.model.dim\": \"16\"", "\"config.model.dim\": 16",
+               "scalar 'config.model.dim' is no text"},
+           Lie{"\"config.optimizer.lr\": \"", "\"config.optimizer.lr\": true, \"x\": \"",
+               "scalar 'config.optimizer.lr' is no text"},
+           Lie{"\"samples\": 24", "\"samples\": -1", samples + "-1 samples were taken"},
+           Lie{"\"samples\": 24", "\"samples\": 9223372036854775807",
+               samples + "9223372036854775807 samples were taken"},
+           Lie{"\"steps\": 6", "\"steps\": -1", steps + "-1 steps, expected 0 to"},
+           Lie{"\"steps\": 6", "\"steps\": 9223372036854775807",
+               steps + "9223372036854775807 steps, expected 0 to"},
+           Lie{"\"steps\": 6", "\"steps\": 5", steps + "5 steps, and tensor '"},
+       }) {
+    folder.write(path, sealed(replaced(good, lie.old, lie.with)));
+    const Outcome run =
+        run_command(kResumed + "--ranks 2 --training.steps=9", folder.path().string());
+    INFO(lie.with << '\n' << run.out << run.err);
+    CHECK(run.exit_code == 2);
+    CHECK(run.out.empty());
+    CHECK(has(run.err, "checkpoint.folder: checkpoint 'checkpoint/step-6'"));
+    CHECK(has(run.err, lie.said));
+  }
+  folder.write(path, sealed(good));
+  run_well(kResumed + "--ranks 2 --training.steps=9", folder);
 }

@@ -188,11 +188,14 @@ void RunCheckpoints::find() {
   first_step_ = from_->step();
   saved_ = is_own_ ? first_step_ : -1;
   if (leaves_out("dataloader")) return;
-  constexpr std::int64_t kMostSamples = std::int64_t{1} << 60;
-  named(from_key(), [&] { first_sample_ = from_->integer(kSamples); });
-  if (first_sample_ < 0 || first_sample_ > kMostSamples)
-    refuse(concat(from_key(), ": checkpoint '", from_->path(), "' says that the run took ",
-                  first_sample_, " samples; it is no run's, so take another"));
+  named(from_key(), [&] {
+    constexpr std::int64_t kMost = 1ll << 53;  // more than any run takes
+    first_sample_ = from_->integer(kSamples);
+    if (first_sample_ < 0 || first_sample_ > kMost)
+      throw DataError(concat("checkpoint '", from_->path(), "' says that ", first_sample_,
+                             " samples were taken, expected 0 to ", kMost,
+                             "; take another checkpoint"));
+  });
 }
 
 // Whether that value makes another run, of what is loaded.
@@ -214,7 +217,9 @@ void RunCheckpoints::check_fit() const {
   for (const auto& [name, now] : facts_) {
     const std::string key = without_prefix(name);
     const auto then = from_->scalars().find(name);
-    if (then != from_->scalars().end() && is_other(key, then->second, now))
+    if (then == from_->scalars().end()) continue;
+    named(from_key(), [&] { (void)from_->text(name); });
+    if (is_other(key, then->second, now))
       refuse(concat(key, ": '", from_->path(), "' was made with ", text_of(then->second),
                     ", this run has ", text_of(now), "; give the same value, or name another ",
                     from_key()));
