@@ -19,10 +19,6 @@ namespace {
 
 constexpr int kUntilReplays = 6;  // calls, of which the last ones launch a graph
 
-long long count(const char* what) {
-  return double_call<long long(const char*)>("tessera_nccl_double_count")(what);
-}
-
 // A job whose step is captured, and losses of its calls. Batches are numbered by the optimizer.
 struct CapturedJob {
   explicit CapturedJob(World& world)
@@ -50,13 +46,13 @@ TEST_CASE("nccl: a world ends while its captured steps live, and they say so", "
     CapturedJob captured(world);
     captured.calls(kUntilReplays);
     if (captured.step.replays() == 0) return std::string("no replay");
-    if (count("graphs") == 0) return std::string("no graph holds calls of NCCL");
+    if (double_count("graphs") == 0) return std::string("no graph holds calls of NCCL");
     world.end();
     return thrown_by<ContractError>([&] { captured.call(); });
   });
   for (const std::string& said : all) CHECK_THAT(said, Contains("World has ended"));
-  CHECK(count("communicators") == 0);
-  CHECK(count("graphs") == 0);
+  CHECK(double_count("communicators") == 0);
+  CHECK(double_count("graphs") == 0);
 }
 
 TEST_CASE("nccl: a failure drops the graphs of captured steps, which are captured anew", "[comm]") {
@@ -88,7 +84,7 @@ TEST_CASE("nccl: a failure drops the graphs of captured steps, which are capture
         CHECK_THAT(said, Contains(concat("rank ", odd, " failed: no luck; same losses")) &&
                              !Contains("no replays"));
   }
-  CHECK(count("communicators") == 0);
+  CHECK(double_count("communicators") == 0);
 }
 
 TEST_CASE("nccl: a failure within a capture drops what has begun", "[comm]") {
@@ -115,7 +111,7 @@ TEST_CASE("nccl: a failure within a capture drops what has begun", "[comm]") {
          return concat(heard, step.replays() > 0 ? "" : "; no replays");
        }))
     CHECK_THAT(said, Contains("no luck") && !Contains("no replays") && !Contains("threw"));
-  CHECK(count("communicators") == 0);
+  CHECK(double_count("communicators") == 0);
 }
 
 TEST_CASE("nccl: a replay that a rank does not come to is late, and says who is where", "[comm]") {

@@ -68,9 +68,7 @@ TEST_CASE("nccl: an all_to_all is one call from NCCL 2.28 on, and sends and rece
     for (std::int64_t i = 0; i < 2 * kCount; ++i) send[i] = value(world.rank(), i);
     LastUse use;
     const Access all[] = {{&use, send, recv + 2 * kCount, AccessMode::write}};
-    const auto calls = [] {
-      return double_call<long long(const char*)>("tessera_nccl_double_count")("calls");
-    };
+    const auto calls = [] { return double_count("calls"); };
     world.barrier();
     const long long before = calls();
     world.gather().submit(

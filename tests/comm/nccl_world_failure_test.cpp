@@ -22,9 +22,7 @@ using Catch::Matchers::Contains;
 namespace {
 
 // Native communicators that are left.
-long long communicators() {
-  return double_call<long long(const char*)>("tessera_nccl_double_count")("communicators");
-}
+long long communicators() { return double_count("communicators"); }
 
 void sum_for_ever(World& world) {
   for (;;) world.sum(1);

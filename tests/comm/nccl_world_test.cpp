@@ -26,10 +26,6 @@ std::string battery_of(const RankGroup& group, std::uint64_t seed) {
   return result.errors.empty() ? std::to_string(result.hash) : result.errors[0];
 }
 
-long long count(const char* what) {
-  return double_call<long long(const char*)>("tessera_nccl_double_count")(what);
-}
-
 }  // namespace
 
 // Two summands have one order: NCCL's sums of two ranks have the bits of threads, too.
@@ -103,7 +99,7 @@ TEST_CASE("nccl: a large ordered all_reduce moves its bytes twice, with the bits
       expected[static_cast<std::size_t>(world.rank())] = sums_of(world);
     });
     std::vector<std::vector<std::uint16_t>> found(expected.size());
-    const long long before = count("moved");
+    const long long before = double_count("moved");
     const std::vector<std::string> said = nccl_threads(ranks, [&](World& world) {
       found[static_cast<std::size_t>(world.rank())] = sums_of(world);
       return std::string();
@@ -111,8 +107,8 @@ TEST_CASE("nccl: a large ordered all_reduce moves its bytes twice, with the bits
     for (const std::string& one : said) CHECK(one == "");
     CHECK(found == expected);
     const long long n = ranks, least = 2 * (n - 1) * kBytes, rest = n * n * n * 16;
-    CHECK(count("moved") - before >= least - rest);
-    CHECK(count("moved") - before <= least + rest);
+    CHECK(double_count("moved") - before >= least - rest);
+    CHECK(double_count("moved") - before <= least + rest);
   }
 }
 
@@ -159,15 +155,17 @@ TEST_CASE(
             world.barrier();
             // Two of each rank, of two communicators each.
             const long long expected = windows && !null ? 8 : 0;
-            if (count("windows") != expected) return concat(count("windows"), " windows");
-            if ((count("bytes") > 0) != windows) return concat(count("bytes"), " bytes");
+            if (double_count("windows") != expected)
+              return concat(double_count("windows"), " windows");
+            if ((double_count("bytes") > 0) != windows)
+              return concat(double_count("bytes"), " bytes");
             world.barrier();
             return hash;
           },
           options);
       for (std::size_t r = 0; r < 2; ++r) CHECK(said[r] == std::to_string(threads[r]));
-      CHECK(count("windows") == 0);
-      CHECK(count("bytes") == 0);
+      CHECK(double_count("windows") == 0);
+      CHECK(double_count("bytes") == 0);
     }
   set("null_windows", 0);
 }
@@ -201,8 +199,8 @@ TEST_CASE("nccl: what communicators take of a GPU is a line of the ledger, until
         world.device().synchronize();
         world.barrier();
         const std::int64_t used = measured();
-        if (kept != kKept || used != kAll || count("held") != 2 * kAll)
-          return concat(kept, " and ", used, " bytes of ", count("held"));
+        if (kept != kKept || used != kAll || double_count("held") != 2 * kAll)
+          return concat(kept, " and ", used, " bytes of ", double_count("held"));
         world.barrier();
         world.recover("a test");
         world.barrier();
@@ -210,7 +208,7 @@ TEST_CASE("nccl: what communicators take of a GPU is a line of the ledger, until
       },
       options);
   for (const std::string& one : said) CHECK(one == "");
-  CHECK(count("held") == 0);
+  CHECK(double_count("held") == 0);
 }
 
 TEST_CASE("nccl: memory of NCCL's is whole granules, in a run and in its plan", "[comm]") {
@@ -223,7 +221,7 @@ TEST_CASE("nccl: memory of NCCL's is whole granules, in a run and in its plan", 
         const std::int64_t before = Memory::of(world.device()).reserved_bytes();
         const auto memory = world.allocate_symmetric(kGranule + 1);
         world.barrier();
-        const long long taken = count("bytes");
+        const long long taken = double_count("bytes");
         world.barrier();
         return concat(Memory::of(world.device()).reserved_bytes() - before, ' ', memory->bytes(),
                       ' ', taken);
@@ -276,17 +274,16 @@ TEST_CASE("nccl: gathers alone have the policy of no CTAs, which needs windows",
   for (const std::string& one : nccl_threads(2, body, options))
     CHECK_THAT(one, Contains("set windows"));
   options.nccl.windows = true;
-  const long long before = count("zero_ctas");
+  const long long before = double_count("zero_ctas");
   const std::vector<std::string> said = nccl_threads(2, body, options);
   for (std::size_t r = 0; r < 2; ++r) CHECK(said[r] == std::to_string(threads[r]));
-  CHECK(count("zero_ctas") == before + 2);
+  CHECK(double_count("zero_ctas") == before + 2);
 }
 
 // Or NCCL would map the next window at another place on each rank, which the double names.
 TEST_CASE("nccl: memory that ranks drop at different times is freed on all at once", "[comm]") {
   WorldOptions options;
   options.nccl.windows = true;
-  const auto count = double_call<long long(const char*)>("tessera_nccl_double_count");
   const std::vector<std::string> all = nccl_threads(
       2,
       [&](World& world) {
@@ -302,18 +299,18 @@ TEST_CASE("nccl: memory that ranks drop at different times is freed on all at on
         world.gather().submit(gather, "gather", {});
         if (world.rank() == 1) first.reset();
         world.barrier();
-        const long long before = count("windows");
+        const long long before = double_count("windows");
         world.barrier();
         const auto fourth = world.allocate_symmetric(4096);
         const auto fifth = world.allocate_symmetric(4096);
         world.gather().submit(gather, "gather", {});
         world.barrier();
-        std::string found = concat(before, " windows, then ", count("windows"));
+        std::string found = concat(before, " windows, then ", double_count("windows"));
         world.barrier();
         return found;
       },
       options);
   for (const std::string& said : all) CHECK(said == "6 windows, then 8");
-  CHECK(count("windows") == 0);
-  CHECK(count("bytes") == 0);
+  CHECK(double_count("windows") == 0);
+  CHECK(double_count("bytes") == 0);
 }

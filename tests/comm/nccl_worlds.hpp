@@ -28,6 +28,11 @@ F* double_call(const char* name) {
   return reinterpret_cast<F*>(dlsym(library, name));
 }
 
+// See tessera_nccl_double_count.
+inline long long double_count(const char* what) {
+  return double_call<long long(const char*)>("tessera_nccl_double_count")(what);
+}
+
 inline WorldOptions over_the_double(WorldOptions options, int rank) {
   options.device = {.kind = DeviceKind::cuda, .index = rank, .module = TESSERA_QUEUED_MODULE};
   options.threads = 1;
