@@ -147,6 +147,16 @@ TEST_CASE("regions begin once and end once, also when they nest and interleave")
                    "i1", "end inner", "o1", "end outer"});
 }
 
+TEST_CASE("a gradient for an input that an operation lacks is an error with its number") {
+  const Tensor x = leaf({2}, any_device());
+  for (const int input : {-1, 1}) {
+    const Tensor y = record("one", {x}, raw::mul(x, 1),
+                            [&](const Tensor& g, Gradients& out) { out.set(input, g); });
+    CHECK_THROWS_WITH(sum(y).backward(), Catch::Contains(concat("a gradient for input ", input,
+                                                                " of an operation that has 1")));
+  }
+}
+
 TEST_CASE("a region that no gradient reaches begins and ends in its turn") {
   const Device device = any_device();
   Log log;

@@ -2,7 +2,9 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <set>
 
+#include "tessera/memory/memory.hpp"
 #include "tessera/nn/generate.hpp"
 #include "tessera/nn/gpt2.hpp"
 #include "tessera/nn/llama.hpp"
@@ -259,6 +261,62 @@ TEST_CASE("a model that has learnt a cycle continues it", "[nn]") {
   CHECK(text == std::vector<std::int32_t>{5, 2, 6, 3, 1, 4, 0});
 }
 
+TEST_CASE("each pair of a call's seed and a prompt's has draws of its own", "[nn]") {
+  Draw draw;
+  const auto of = one_layer_llama();
+  nn::Llama model(of, draw.device);  // all parameters 0, so that all tokens are equally likely
+  std::vector<nn::Prompt> prompts(8, {.tokens = {1}});
+  for (std::uint64_t i = 0; i < 8; ++i) prompts[i].seed = i;
+  std::set<std::vector<std::int32_t>> drawn;
+  for (std::uint64_t step = 0; step < 8; ++step)
+    for (const nn::Continuation& one : nn::generate(model, prompts, 8, {.seed = step}))
+      drawn.insert(one.tokens);
+  CHECK(drawn.size() >= 63);  // of 64 in 7^8: two are equal once in 2,800 runs, and seeds are fixed
+}
+
+TEST_CASE("generate leaves each module in the mode that it was in", "[nn]") {
+  Draw draw;
+  nn::Gpt2 model({.dim = 8, .n_layers = 2, .n_heads = 2, .vocab_size = 7, .max_seq_len = 8},
+                 draw.device);
+  nn::init(model, {1});
+  const auto modes = [&] {
+    std::vector<bool> all;
+    for (const auto& [name, module] : model.named_modules()) all.push_back(module->is_training());
+    return all;
+  };
+  for (const bool root_trains : {true, false}) {
+    root_trains ? model.train() : model.eval();
+    root_trains ? model.blocks[0].eval() : model.blocks[0].train();
+    const std::vector<bool> before = modes();
+    nn::generate(model, std::vector<std::int32_t>{1}, 2);
+    CHECK(modes() == before);
+  }
+}
+
+TEST_CASE("a plan of generate has the longest continuations, and a run's memory", "[nn]") {
+  const auto peak_of = [](ExecutorKind executor) {
+    const Device device = Device::cpu({.executor = executor, .threads = 1});
+    nn::Llama model(one_layer_llama(), device);
+    const std::vector<nn::Prompt> prompts{{{1, 2}}, {{3}}};
+    const auto all = nn::generate(model, prompts, 5, {.temperature = 0, .stop_tokens = {6}});
+    for (const nn::Continuation& one : all) CHECK(one.tokens.size() == 5);
+    return Memory::of(device).ledger().peak_bytes();
+  };
+  CHECK(peak_of(ExecutorKind::virtual_) == peak_of(ExecutorKind::inlined));
+}
+
+TEST_CASE("a cache takes the tokens of its call alone", "[nn]") {
+  Draw draw;
+  nn::Llama model(one_layer_llama(), draw.device);
+  nn::init(model, {1});
+  const NoGradGuard no_grad;
+  nn::KeyValueCache cache({2}, 4);
+  const nn::KeyValueCache::Call call(
+      cache, Tensor::from(std::vector<std::int32_t>{1, 2}, {1, 2}, draw.device));
+  CHECK_THROWS_WITH(model(Tensor::from(std::vector<std::int32_t>{1, 2, 3}, {1, 3}, draw.device)),
+                    Catch::Contains("give the model the tokens of the call"));
+}
+
 TEST_CASE("generate refuses what it cannot continue", "[nn]") {
   Draw draw;
   nn::Llama model(one_layer_llama(), draw.device);
@@ -268,7 +326,9 @@ TEST_CASE("generate refuses what it cannot continue", "[nn]") {
   CHECK_THROWS_AS(nn::generate(model, outside, 1), ContractError);
   CHECK_THROWS_AS(nn::generate(model, prompt, 1, {.temperature = -1}), ContractError);
   CHECK_THROWS_AS(nn::generate(model, prompt, 1, {.top_p = 0}), ContractError);
-  CHECK_THROWS_AS(nn::generate(model, std::span<const nn::Prompt>(), 1), ContractError);
+  CHECK(nn::generate(model, std::span<const nn::Prompt>(), 1).empty());
+  const std::vector<nn::Prompt> second{{{1}}, {{9}}};
+  CHECK_THROWS_WITH(nn::generate(model, second, 1), Catch::Contains("token 9 of prompt 1"));
   CHECK(nn::generate(model, prompt, 8).size() == 8);
   CHECK_THROWS_WITH(nn::generate(model, prompt, 9),
                     Catch::Contains("do not fit into max_seq_len, 8; ask for fewer"));

@@ -296,6 +296,22 @@ TEST_CASE("codes that come without their scales are not taken for values") {
   CHECK_THROWS_WITH(model.load(codes), Contains("up.weight_scale"));
 }
 
+TEST_CASE("a model without scales does not take codes for values, also where a load is not strict",
+          "[nn]") {
+  struct One : nn::Module {
+    explicit One(bool stores) {
+      register_module("up", up);
+      if (stores) up.store_in_8_bits();
+    }
+    nn::Linear up{4, 3, {.bias = false}};
+  } codes(true), plain(false);
+  codes.materialize(Device::cpu());
+  plain.materialize(Device::cpu());
+  nn::init(codes, {7});
+  CHECK_THROWS_WITH(plain.load(codes.state_dict(), {.strict = false}),
+                    Contains("has 'up.weight' in 8 bits") && Contains("store_in_8_bits"));
+}
+
 TEST_CASE("a dict without the values of a layer in 8 bits misses both", "[nn]") {
   struct One : nn::Module {
     One() { register_module("up", up), up.store_in_8_bits(); }

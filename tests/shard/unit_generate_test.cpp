@@ -81,6 +81,26 @@ TEST_CASE("ranks with other prompts generate what a whole model does", "[threads
   }
 }
 
+TEST_CASE("a rank without prompts takes part in the calls of the others", "[threads]") {
+  nn::Llama whole(config());
+  nn::init(whole, {kSeed}, Device::cpu());
+  for (const bool stops : {false, true}) {
+    nn::SampleOptions options{.top_k = 6, .seed = 3};
+    if (stops) options.stop_tokens = {1, 4};
+    const auto all = on_ranks(2, [&](World& world) {
+      nn::Llama model(config());
+      shard_parts(model, {.mesh = DeviceMesh::flat(world)});
+      nn::init(model, {kSeed}, world.device());
+      nn::SampleOptions mine = options;
+      if (stops) mine.goes_on = [&](bool goes_on) { return world.sum(goes_on) > 0; };
+      return tokens_of(nn::generate(
+          model, world.rank() == 0 ? std::vector<nn::Prompt>() : prompts_of(1), 9, mine));
+    });
+    CHECK(all[0].empty());
+    CHECK(all[1] == tokens_of(nn::generate(whole, prompts_of(1), 9, options)));
+  }
+}
+
 TEST_CASE("a model inside of a unit generates by calls of that", "[threads]") {
   for (const auto& [said, is_same, values] : on_ranks(2, [&](World& world) {
          Policy whole, policy;
