@@ -32,6 +32,8 @@ std::map<std::int64_t, std::size_t> count_numbers(std::span<const std::string> t
 // Ranks of no group, or of one alone, get one too, which nobody uses: NCCL_SPLIT_NOCOLOR ends the
 // process where a peer dies meanwhile (ncclCommInitRankFunc fails through a null communicator).
 void NcclGroup::open(NcclGroup* whole) {
+  // Behind a failure, which the host would hear anew where it frees memory before it is over.
+  std::erase_if(memories_, [](const auto& memory) { return memory.use_count() == 1; });
   if (world_.size() == 1) return;
   if (!whole) return world_.join(base_);
   world_.split(whole->base_, seat_.size() > 1 ? seat_.ranks[0] : world_.size(), seat_.rank, {},
@@ -194,7 +196,6 @@ void NcclGroup::forget() {
   replays_.forget();
   for (const auto& role : roles_) role->forget();
   for (const auto& memory : memories_) memory->forget_windows();
-  std::erase_if(memories_, [](const auto& memory) { return memory.use_count() == 1; });
   recorder_.restart();
   allocations_ = 0;
   told_ = 0;
