@@ -37,8 +37,12 @@ const char* Wait::overdue(std::chrono::duration<double> patience) {
 }
 
 int Wait::exit_code() {
-  const std::lock_guard lock(all().mutex);
-  return all().exit_code();
+  std::function<int()> code;
+  {
+    const std::lock_guard lock(all().mutex);
+    code = all().exit_code;
+  }
+  return code();
 }
 
 void Wait::set_exit_code(std::function<int()> code) {

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <string>
 
 #include "tests/cli/program.hpp"
@@ -102,6 +104,21 @@ TEST_CASE("a failed collective whose flight record cannot be written is still on
     CHECK(has(error.what(), "a rank is late; comm.flight_record: "));
     CHECK(has(error.what(), "gone/record.0.json"));
   }
+}
+
+TEST_CASE("where a rank hangs its flight record is written before the process ends") {
+  train::hold_record_signal();
+  const TemporaryFolder folder;
+  train::FlightRecordFiles records(folder / "record.json");
+  const World world = World::single({});
+  records.write_all("too early");
+  CHECK_FALSE(std::filesystem::exists(folder / "record.0.json"));
+  records.during(world, [&] {
+    records.write_all("a thread hangs");
+    return 0;
+  });
+  std::ifstream written(folder / "record.0.json");
+  CHECK(has(std::string(std::istreambuf_iterator<char>(written), {}), "a thread hangs"));
 }
 
 // Open MPI's passes SIGTERM on, and SIGINT as SIGTERM, and a second later, which is short on a busy

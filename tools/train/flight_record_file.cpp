@@ -50,6 +50,11 @@ int FlightRecordFiles::during(const World& world, const std::function<int()>& bo
   }
 }
 
+void FlightRecordFiles::write_all(const std::string& failure) {
+  const std::lock_guard lock(mutex_);
+  for (const Rank& rank : ranks_) static_cast<void>(write(rank, failure));
+}
+
 void FlightRecordFiles::serve_signals() {
   const HeldSignals others_take_them;  // those of the run
   sigset_t awaited;

@@ -28,6 +28,8 @@ class FlightRecordFiles {
   // is written first, unless it only echoes what another rank of this process has thrown; where it
   // can't be, the message says so, too.
   int during(const World& world, const std::function<int()>& body);
+  // Of the ranks that still run, as far as that can be done: the process is about to end.
+  void write_all(const std::string& failure);
 
  private:
   struct Rank {

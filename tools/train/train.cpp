@@ -514,7 +514,8 @@ int train(const Config& config, const LaunchEnvironment& environment,
         world, [&] { return Run(config, *inputs, world, traces ? &*traces : nullptr)(); });
     if (environment.several_processes() || world.rank() == 0) code = own;
   };
-  const Watchdog watchdog(options.timeout_seconds, [] {
+  const Watchdog watchdog(options.timeout_seconds, [&records] {
+    records.write_all("a thread hangs");
     const int signal = requested_signal();
     return signal != 0 ? 128 + signal : 1;
   });
