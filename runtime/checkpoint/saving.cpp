@@ -3,6 +3,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <cstdint>
 #include <filesystem>
 #include <utility>
 #include <vector>
@@ -19,7 +21,7 @@ namespace {
 
 // With all folders on the way to it. A name is on the disk before anything is made below it: so is
 // that of the last one that is there, which a program that was killed may have made.
-void make_folder(const std::string& folder) {
+void make_folder(const std::string& folder, std::atomic<std::int64_t>& moves) {
   namespace fs = std::filesystem;
   std::error_code error;
   if (folder.empty()) throw DataError("a folder of checkpoints has no name; give it one");
@@ -31,16 +33,20 @@ void make_folder(const std::string& folder) {
   const auto fail = [&](const std::string& reason) {
     throw DataError(concat('\'', folder, "' cannot be made a folder of checkpoints: ", reason));
   };
+  const auto sync = [&](const fs::path& names) {
+    sync_folder(names.string());
+    ++moves;
+  };
   if (!fs::is_directory(path, error)) fail("Not a directory");
   // Others' folders need not be readable, and a mount point has its name elsewhere.
   const fs::path around = path.parent_path();
   struct stat own{}, parent{};
   if (::stat(path.c_str(), &own) == 0 && ::stat(around.c_str(), &parent) == 0 &&
       own.st_dev == parent.st_dev && ::access(around.c_str(), R_OK) == 0)
-    sync_folder(around.string());
+    sync(around);
   for (; !missing.empty(); missing.pop_back()) {
     if (!fs::create_directory(missing.back(), error) && error) fail(error.message());
-    sync_folder(missing.back().parent_path().string());
+    sync(missing.back().parent_path());
   }
 }
 
@@ -57,10 +63,10 @@ void expect_seen(const std::string& folder, const std::string& made) {
 void check_folder(const std::string& folder, std::int64_t bytes, const World& world) {
   const std::string id = common_id(world), name = "trial";
   std::optional<NewFolder> made;
-  on_all(world, [&] {
-    if (world.rank() != 0) return;
-    make_folder(folder);
+  on_rank_0(world, folder, [&](std::atomic<std::int64_t>& moves) {
+    make_folder(folder, moves);
     NewFolder::sweep(folder);
+    ++moves;
     check_space((std::filesystem::path(folder) / name).string(), bytes);
     made.emplace(folder, name, id);
   });
@@ -86,9 +92,11 @@ Saving::Saving(const std::string& folder, std::int64_t step, const std::vector<P
       files_.push_back(RankFile::of(part));
     }
     (void)manifest_.to_string();  // values that no file can hold
-    if (world.rank() != 0) return;
-    make_folder(folder);
+  });
+  on_rank_0(world, folder, [&](std::atomic<std::int64_t>& moves) {
+    make_folder(folder, moves);
     NewFolder::sweep(folder);
+    ++moves;
     std::error_code ignored;
     if (std::filesystem::exists(
             std::filesystem::symlink_status(step_folder(folder, step), ignored)))

@@ -1,13 +1,17 @@
 #include "runtime/checkpoint/together.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <exception>
 #include <random>
+#include <utility>
 
 #include "runtime/checkpoint/new_folder.hpp"
 #include "runtime/checkpoint/shard_info.hpp"
+#include "runtime/checkpoint/writer.hpp"
 #include "tessera/base/error.hpp"
+#include "tessera/base/log.hpp"
 #include "tessera/checkpoint/model.hpp"
 
 namespace tessera::checkpoint {
@@ -61,6 +65,39 @@ void on_all(const World& world, const std::function<void()>& f) {
     case not_finite:
       throw detail::with_rank(NotFinite(text), first);
   }
+}
+
+void on_rank_0(const World& world, const std::string& folder,
+               const std::function<void(std::atomic<std::int64_t>& moves)>& f) {
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::seconds kPatience{10};
+  constexpr Clock::duration kBeat = std::chrono::milliseconds(200);
+  std::atomic<std::int64_t> moves{0};
+  Writer writer;  // last: ended first
+  if (world.rank() == 0) writer.begin([&] { f(moves); });
+  const Clock::time_point begin = Clock::now();
+  Clock::time_point moved = begin;
+  std::int64_t seen = 0;
+  int told = 0;
+  const auto stands_still = [&] {
+    const Clock::time_point now = Clock::now();
+    if (std::exchange(seen, moves.load()) != moves) moved = now;
+    if (now - begin >= (told + 1) * kPatience)
+      log(LogLevel::warning, concat("checkpoint: rank 0 has waited for the disk of '", folder,
+                                    "' for ", ++told * kPatience.count(), " s"));
+    return now - moved >= kPatience;
+  };
+  Clock::duration pause = std::chrono::milliseconds(1);
+  for (double is_busy[] = {1}; is_busy[0] > 0;) {
+    writer.wait_for(pause);
+    pause = std::min(2 * pause, kBeat);
+    while (!writer.is_done() && stands_still()) writer.wait_for(kBeat);
+    is_busy[0] = writer.is_done() ? 0 : 1;
+    world.sum(is_busy, "checkpoint_wait");
+  }
+  on_all(world, [&] {
+    if (const std::exception_ptr failure = writer.end()) std::rethrow_exception(failure);
+  });
 }
 
 std::string common_id(const World& world) {

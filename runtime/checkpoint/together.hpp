@@ -1,6 +1,8 @@
 // What the ranks of a save agree on: which error is everybody's, the save's name, what each wrote.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
@@ -15,6 +17,13 @@ namespace tessera::checkpoint {
 // Runs f on this rank. Where it throws on some, all throw what it was on the first of them, whose
 // rank the error has.
 void on_all(const World& world, const std::function<void()>& f);
+
+// Runs f on a thread of rank 0, for what it does in `folder`, of which f counts the `moves`. The
+// ranks ask for it by a sum now and then, so that a slow disk is no timeout. After 10 s, and each
+// 10 s more, a line of the log names the folder; after 10 s without a move rank 0 asks no more, and
+// is late like any other. Throws: as on_all.
+void on_rank_0(const World& world, const std::string& folder,
+               const std::function<void(std::atomic<std::int64_t>& moves)>& f);
 
 // A name of 32 digits that rank 0 draws, the same on every rank: its host's 16, then random ones.
 std::string common_id(const World& world);

@@ -178,6 +178,23 @@ TEST_CASE("a slow disk is no timeout while its bytes grow, and after 10 s its ra
   CHECK(is_named == is_whole);
 }
 
+TEST_CASE("a folder on a slow disk is tried, and saved into, without a timeout") {
+  // Each fsync takes longer than ranks wait for each other.
+  const TemporaryFolder root;
+  const std::string folder = root / "a/b";
+  const CallWatch watch(root.path().string(), {.rank = 0, .slow_sync_ms = 400});
+  std::array<std::string, kSavers> said;
+  run_local(kSavers, {.threads = 1, .timeout_seconds = 0.3}, [&](World& world) {
+    CallWatch::set_rank(world.rank());
+    said[static_cast<std::size_t>(world.rank())] = outcome_of([&] {
+                                                     checkpoint::check_folder(folder, 0, world);
+                                                     save_step(folder, 1, world);
+                                                   }).text;
+  });
+  for (const std::string& text : said) CHECK(text == "");
+  CHECK(complaint(folder, 1) == "");
+}
+
 TEST_CASE("a save that is killed at any call leaves the older checkpoint or the new one") {
   const TemporaryFolder root;
   const std::string folder = root / "runs", kept = root / "kept";

@@ -61,10 +61,10 @@ struct WatchedCall {
     if (result >= 0) watch->calls_.push_back(std::move(call));
     return result;
   }
-  static std::chrono::milliseconds delay() {
+  static std::chrono::milliseconds delay(int CallFault::* slow_ms) {
     const std::lock_guard lock(mutex);
     const bool is_slow = watch && rank >= 0 && rank == watch->fault_.rank;
-    return std::chrono::milliseconds(is_slow ? watch->fault_.slow_ms : 0);
+    return std::chrono::milliseconds(is_slow ? watch->fault_.*slow_ms : 0);
   }
   // Of the bytes that are to be written, those that the next call writes.
   static std::size_t part_of(std::size_t size) {
@@ -105,7 +105,7 @@ long open_at(int folder, const char* path, int flags, unsigned mode) {
 
 long write_at(int file, const void* bytes, std::size_t size, long offset) {
   size = WatchedCall::part_of(size);
-  std::this_thread::sleep_for(WatchedCall::delay());
+  std::this_thread::sleep_for(WatchedCall::delay(&CallFault::slow_ms));
   return WatchedCall::make({.kind = CallKind::write,
                             .path = path_of(file),
                             .offset = offset,
@@ -196,6 +196,7 @@ long own_pwrite64(int file, const void* bytes, std::size_t size, long at) {
   return write_at(file, bytes, size, at);
 }
 int own_fsync(int file) {
+  std::this_thread::sleep_for(WatchedCall::delay(&CallFault::slow_sync_ms));
   return static_cast<int>(WatchedCall::make({.kind = CallKind::sync, .path = path_of(file)},
                                             [&] { return ::syscall(SYS_fsync, file); }));
 }

@@ -39,6 +39,7 @@ struct CallFault {
   bool is_empty = false;   // nothing is written, which is no error
   bool is_killed = false;  // the process ends before it
   int slow_ms = 0;         // how much longer each write of the rank takes
+  int slow_sync_ms = 0;    // likewise each fsync
 };
 
 // Watches the calls below a folder; one at a time.
