@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "runtime/base/held_signals.hpp"
+#include "tessera/base/error.hpp"
 
 namespace tessera::checkpoint {
 
@@ -24,8 +25,10 @@ void Writer::begin(const std::function<void()>& work) {
   const HeldSignals held;  // they are for the program's threads
   try {
     thread_ = Thread(run);
-  } catch (const std::system_error&) {
-    failure_ = std::current_exception();
+  } catch (const std::system_error& error) {
+    failure_ = std::make_exception_ptr(DeviceError(concat(
+        "checkpoint: the thread that writes for this rank could not be started: ", error.what(),
+        "; use fewer ranks, or raise the limit (ulimit -u, -v)")));
     is_done_ = true;
   }
 }

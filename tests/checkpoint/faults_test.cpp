@@ -178,6 +178,31 @@ TEST_CASE("a slow disk is no timeout while its bytes grow, and after 10 s its ra
   CHECK(is_named == is_whole);
 }
 
+TEST_CASE("a rank that has no thread left to write with says so") {
+  const TemporaryFolder root;
+  const std::string folder = root / "runs", kept = root / "kept";
+  const int rank = GENERATE(0, 2);
+  fs::create_directory(folder);
+  const CallWatch watch(folder, {.rank = rank, .thread_error = EAGAIN});
+  std::array<std::string, kSavers> said;
+  run_local(kSavers, {.threads = 1}, [&](World& world) {
+    save_step(kept, 1, world);  // starts the threads that a rank has anyway
+    CallWatch::set_rank(world.rank());
+    try {
+      save_step(folder, 1, world);
+    } catch (const DeviceError& error) {
+      CHECK(error.rank() == rank);
+      said[static_cast<std::size_t>(world.rank())] = error.what();
+    }
+  });
+  for (const std::string& text : said)
+    CHECK(text ==
+          "checkpoint: the thread that writes for this rank could not be started: Resource "
+          "temporarily unavailable; use fewer ranks, or raise the limit (ulimit -u, -v)");
+  CHECK(checkpoint::steps_in(folder).empty());
+  CHECK(hidden_in(folder).empty());
+}
+
 TEST_CASE("a folder on a slow disk is tried, and saved into, without a timeout") {
   // Each fsync takes longer than ranks wait for each other.
   const TemporaryFolder root;

@@ -61,6 +61,10 @@ struct WatchedCall {
     if (result >= 0) watch->calls_.push_back(std::move(call));
     return result;
   }
+  static int thread_error() {
+    const std::lock_guard lock(mutex);
+    return watch && rank >= 0 && rank == watch->fault_.rank ? watch->fault_.thread_error : 0;
+  }
   static std::chrono::milliseconds delay(int CallFault::* slow_ms) {
     const std::lock_guard lock(mutex);
     const bool is_slow = watch && rank >= 0 && rank == watch->fault_.rank;
@@ -230,6 +234,7 @@ int own_remove(const char* path) {
 }
 int own_pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*run)(void*),
                        void* given) {
+  if (const int error = WatchedCall::thread_error(); error != 0) return error;
   static const auto create =
       reinterpret_cast<decltype(&own_pthread_create)>(::dlsym(RTLD_NEXT, "pthread_create"));
   auto started = std::make_unique<StartedThread>(StartedThread{run, given, rank});

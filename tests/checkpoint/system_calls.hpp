@@ -40,6 +40,7 @@ struct CallFault {
   bool is_killed = false;  // the process ends before it
   int slow_ms = 0;         // how much longer each write of the rank takes
   int slow_sync_ms = 0;    // likewise each fsync
+  int thread_error = 0;    // of each thread that the rank would start
 };
 
 // Watches the calls below a folder; one at a time.
