@@ -103,6 +103,9 @@ Part part(optim::Optimizer& optimizer, const nn::Module& model, const World& wor
 Part part(std::string name, const StateDict& state, const World& world) {
   Part part{.name = std::move(name)};
   for (const auto& [of, entry] : state) {
+    TESSERA_EXPECT(entry.mesh || entry.spec.world == 1, "checkpoint::part: '", of, "' of part '",
+                   part.name, "' is rank ", entry.spec.rank, "'s rows of ", entry.spec.world,
+                   ", without a mesh; give the StateTensor its mesh");
     PartTensor tensor{.names = {{of, entry.spec.shape.ndim() > 0 ? entry.spec.shape[0] : 1}},
                       .state = entry};
     if (entry.mesh) {

@@ -8,6 +8,7 @@
 #include "runtime/checkpoint/finite.hpp"
 #include "runtime/checkpoint/new_folder.hpp"
 #include "tessera/base/error.hpp"
+#include "tessera/base/philox.hpp"
 #include "tessera/checkpoint/model.hpp"
 #include "tessera/detail/base/checked.hpp"
 #include "tessera/detail/base/utf8.hpp"
@@ -16,11 +17,35 @@
 namespace tessera::checkpoint {
 namespace {
 
+// h(begin) - h(end) of Note [Why sums tell a cover], for a tensor of a file.
+class Ends {
+ public:
+  Ends(const std::string& name, DType dtype, const Sizes& shape, std::size_t dim)
+      : of_(fnv1a(concat(name, ' ', dtype, ' ', text_of(shape), ' ', dim))) {}
+  std::uint64_t of(std::int64_t begin, std::int64_t end) const { return at(begin) - at(end); }
+
+ private:
+  std::uint64_t at(std::int64_t row) const {
+    const std::uint64_t key[] = {of_, static_cast<std::uint64_t>(row)};
+    return checksum_of(key, sizeof key);
+  }
+  std::uint64_t of_;
+};
+
 // This rank's boxes of a tensor: its rows, of which copies take equal shares.
-void add_boxes(std::vector<OwnBox>& boxes, const PartTensor& tensor) {
+void add_boxes(RankFile& file, const PartTensor& tensor) {
   const ShardSpec& spec = tensor.state.spec;
   const Tensor& values = tensor.state.values;
   const bool is_first = tensor.copy == 0 && spec.rank == 0;
+  const bool is_own = tensor.copies == 1 && spec.world == 1;
+  // Lists a tensor of a file, of which this rank writes the rows from `begin` to `end`.
+  const auto list = [&](const std::string& name, const Sizes& shape, std::size_t dim,
+                        std::int64_t rows, std::int64_t begin, std::int64_t end) {
+    const Ends ends(name, values.dtype(), shape, dim);
+    file.wanted += ends.of(0, rows);
+    if (is_own) file.own += ends.of(0, rows);
+    file.written += ends.of(begin, end);
+  };
   const auto add = [&](const std::string& name, Sizes shape, Box box,
                        const std::function<Tensor()>& make) {
     std::function<Tensor()> made = make;
@@ -29,11 +54,12 @@ void add_boxes(std::vector<OwnBox>& boxes, const PartTensor& tensor) {
         std::swap(sizes->at(0), sizes->at(1));
       made = [make] { return raw::transpose(make(), 0, 1); };
     }
-    boxes.push_back({.entry = {.name = name, .dtype = values.dtype(), .shape = box.sizes},
-                     .info = {.begin = box.begin, .shape = shape},
-                     .values = std::move(made)});
+    file.boxes.push_back({.entry = {.name = name, .dtype = values.dtype(), .shape = box.sizes},
+                          .info = {.begin = box.begin, .shape = shape},
+                          .values = std::move(made)});
   };
   if (spec.shape.ndim() == 0) {
+    list(tensor.names[0].name, {}, 0, 1, 0, is_first ? 1 : 0);
     if (is_first) add(tensor.names[0].name, {}, {}, [values] { return values; });
     return;
   }
@@ -52,6 +78,10 @@ void add_boxes(std::vector<OwnBox>& boxes, const PartTensor& tensor) {
     box.begin[dim] = here.begin;
     box.sizes[dim] = here.size();
     const bool is_empty = std::ranges::find(shape, 0) != shape.end();
+    if (is_empty)
+      list(name, shape, dim, 1, 0, is_first ? 1 : 0);
+    else
+      list(name, shape, dim, shape[dim], here.begin, here.end);
     if (is_empty) box = {Sizes(shape.size(), 0), shape};
     if (is_empty ? !is_first : numel_of(box.sizes) == 0) continue;
     const std::int64_t first = (dim == 0 ? part.begin + here.begin : own.begin) - owned.begin;
@@ -67,12 +97,22 @@ void add_boxes(std::vector<OwnBox>& boxes, const PartTensor& tensor) {
 
 RankFile RankFile::of(const Part& part) {
   RankFile file{.part = part.name};
-  for (const PartTensor& tensor : part.tensors) add_boxes(file.boxes, tensor);
+  constexpr std::string_view kReserved = "__metadata__";
   std::set<std::string_view> names;
+  for (const PartTensor& tensor : part.tensors) {
+    for (const RowPart& of : tensor.names) {
+      TESSERA_EXPECT(names.insert(of.name).second, "checkpoint::save: two tensors of a part are ",
+                     "called ", shown(of.name), "; give each a name of its own");
+      TESSERA_EXPECT(of.name != kReserved, "checkpoint::save: a tensor of part '", part.name,
+                     "' is called '", kReserved,
+                     "', which safetensors files have for themselves; give it another name");
+    }
+    TESSERA_EXPECT(tensor.state.values.defined(), "checkpoint::save: tensor ",
+                   shown(tensor.names[0].name), " of part '", part.name,
+                   "' is undefined; give it values");
+    add_boxes(file, tensor);
+  }
   for (OwnBox& box : file.boxes) {
-    TESSERA_EXPECT(names.insert(box.entry.name).second,
-                   "checkpoint::save: two tensors of a part are called ", shown(box.entry.name),
-                   "; give each a name of its own");
     box.entry.begin_bytes = file.size_bytes;
     box.entry.size_bytes = checked_mul(
         static_cast<std::int64_t>(tessera::size_bytes(box.entry.dtype)), numel_of(box.entry.shape));

@@ -38,9 +38,11 @@ struct RankFile {
   std::string part;
   std::vector<OwnBox> boxes{};
   std::int64_t size_bytes = 0;  // of all boxes
+  // Of the ranks' ends of boxes, as numbers that add up; see Note [Why sums tell a cover].
+  std::uint64_t written = 0, wanted = 0, own = 0;
 
   // This rank's boxes of a part: its rows, of which copies take equal shares.
-  // Throws: ContractError for a name that stands twice.
+  // Throws: ContractError for a name that stands twice, or that the format keeps for itself.
   static RankFile of(const Part& part);
 
   // As `folder`/PART/NAME; returns what the manifest says of it. By any thread.
@@ -48,6 +50,22 @@ struct RankFile {
   Manifest::File write(const std::string& folder, int rank, const std::string& id,
                        bool must_be_finite, const ReadPiece& read, WriteProgress& progress) const;
   static std::string name(int rank);  // of the file
+
+  // Note [Why sums tell a cover]
+  // A box takes rows from a to b of a tensor of E rows. It adds h(a) - h(b) to `written`, where h
+  // is a hash of the tensor's name, dtype and shape and of the row. Over all boxes this is h(0) -
+  // h(E) where they cover each row once, and by nothing but chance where they do not. Each rank
+  // that has the tensor in its list adds h(0) - h(E) to `wanted`. So if all ranks list all tensors,
+  // ranks * written - wanted is 0 over the ranks. If fewer do, it is not, since a row cannot be
+  // covered a part of a time. What rank 0 alone has, as buffers, is `own`: the other ranks need not
+  // list it.
+  //
+  // The sum of this over the ranks is 0 only if the boxes make up each tensor. It may be another
+  // number for ranks that list other tensors, as the stages of a pipeline; then headers tell.
+  std::uint64_t cover(int rank, int ranks) const {
+    const auto n = static_cast<std::uint64_t>(ranks);
+    return n * written - wanted - (rank == 0 ? (n - 1) * own : 0);
+  }
 };
 
 }  // namespace tessera::checkpoint

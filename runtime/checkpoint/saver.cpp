@@ -201,7 +201,9 @@ void Saver::State::name_slowest(double seconds) {
 }
 
 Saver::Saver(std::string folder, const World& world, const CheckpointOptions& options)
-    : state_(std::make_unique<State>(std::move(folder), world, options)) {}
+    : state_(std::make_unique<State>(std::move(folder), world, options)) {
+  expect_keeps(options);
+}
 
 Saver::~Saver() {
   if (!state_->saving) return;

@@ -58,7 +58,31 @@ void expect_seen(const std::string& folder, const std::string& made) {
                            "' is not in it; name a folder that all ranks share"));
 }
 
+// What ranks compare before anything is made.
+std::vector<Given> given(std::int64_t step, const std::vector<Part>& parts, const Scalars& scalars,
+                         const CheckpointOptions& options) {
+  std::string names, values = json_of(scalars);
+  for (const Part& part : parts) {
+    names += concat(names.empty() ? "" : ", ", part.name);
+    if (!part.prefix.empty()) names += concat(" (", part.prefix, "NAME)");
+    Scalars common = part.scalars;
+    // Where ranks have other parameters, as the stages of a pipeline, they have other rates.
+    std::erase_if(common, [](const auto& scalar) {
+      return scalar.first.ends_with(".lr_factor") || scalar.first.ends_with(".weight_decay");
+    });
+    if (!common.empty()) values += concat(", '", part.name, "' ", json_of(common));
+  }
+  std::string keeps = concat("keep_latest ", options.keep_latest);
+  if (options.loaded) keeps += concat(", loaded ", *options.loaded);
+  return {{"steps", concat(step)}, {"parts", names}, {"scalars", values}, {"options", keeps}};
+}
+
 }  // namespace
+
+void expect_keeps(const CheckpointOptions& options) {
+  TESSERA_EXPECT(options.keep_latest >= 0, "checkpoint::save: keep_latest is ", options.keep_latest,
+                 "; give a number of checkpoints, or 0 to keep all");
+}
 
 void check_folder(const std::string& folder, std::int64_t bytes, const World& world) {
   const std::string id = common_id(world), name = "trial";
@@ -84,15 +108,18 @@ Saving::Saving(const std::string& folder, std::int64_t step, const std::vector<P
   hidden_ = NewFolder::hidden(folder, name, manifest_.id);
   on_all(world, [&] {
     TESSERA_EXPECT(step >= 0, "checkpoint::save: step is ", step, "; give one of at least 0");
+    expect_keeps(options);
     for (const Part& part : parts) {
-      TESSERA_EXPECT(is_plain_name(part.name), "checkpoint::save: part ", shown(part.name),
-                     " is no plain file name");
+      TESSERA_EXPECT(is_plain_name(part.name) && part.name != Manifest::kName,
+                     "checkpoint::save: part ", shown(part.name), " is no plain file name, or '",
+                     Manifest::kName, "'; give it another name");
       TESSERA_EXPECT(manifest_.parts.try_emplace(part.name, part.prefix, part.scalars).second,
                      "checkpoint::save: part '", part.name, "' is given twice");
       files_.push_back(RankFile::of(part));
     }
     (void)manifest_.to_string();  // values that no file can hold
   });
+  expect_same(world, given(step, parts, scalars, options));
   on_rank_0(world, folder, [&](std::atomic<std::int64_t>& moves) {
     make_folder(folder, moves);
     NewFolder::sweep(folder);
@@ -124,15 +151,39 @@ void Saving::write(const ReadPiece& read, WriteProgress& progress) {
 }
 
 void Saving::exchange() {
-  const std::vector<Manifest::File> all = gathered(world_, written_);
-  for (std::size_t i = 0; i < all.size(); ++i)
+  std::vector<WrittenFile> own;
+  for (std::size_t i = 0; i < files_.size(); ++i)
+    own.push_back({written_[i].size_bytes, written_[i].head_checksum,
+                   files_[i].cover(world_.rank(), world_.size())});
+  const std::vector<WrittenFile> all = gathered(world_, own);
+  std::vector<std::uint64_t> covers(files_.size());
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    covers[i % files_.size()] += all[i].cover;
     manifest_.parts.find(files_[i % files_.size()].part)
         ->second.files.push_back({RankFile::name(static_cast<int>(i / files_.size())),
                                   all[i].size_bytes, all[i].head_checksum});
+  }
+  for (std::size_t i = 0; i < covers.size(); ++i)
+    if (covers[i] != 0) doubtful_.push_back(files_[i].part);
+}
+
+void Saving::expect_whole(const std::string& part) const {
+  try {
+    (void)WeightFiles(concat("part '", part, '\''), manifest_.files(hidden_, part), manifest_.id);
+  } catch (const DataError& error) {
+    std::string text = error.what();  // what is named in it is gone when it is read
+    for (std::size_t at = 0; (at = text.find(hidden_ + '/')) != text.npos;)
+      text.erase(at, hidden_.size() + 1);
+    throw ContractError(
+        concat("checkpoint::save: what the ranks gave as part '", part,
+               "' is not each row of each tensor once, with one dtype and shape: ", text,
+               "; give a tensor on every rank of its mesh, or without a mesh whole on every rank"));
+  }
 }
 
 void Saving::commit() {
   if (!made_) return;
+  for (const std::string& part : doubtful_) expect_whole(part);
   for (const RankFile& file : files_) sync_folder(hidden_ + '/' + file.part);
   NewFile file(hidden_ + '/' + Manifest::kName);
   file.write(0, manifest_.to_string());

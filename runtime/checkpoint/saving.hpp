@@ -18,6 +18,9 @@
 
 namespace tessera::checkpoint {
 
+// Throws: ContractError for a number of checkpoints below 0.
+void expect_keeps(const CheckpointOptions& options);
+
 class Saving {
  public:
   // Makes the hidden folder, once all that can be wrong with these parts is known not to be.
@@ -31,12 +34,16 @@ class Saving {
   void write(const ReadPiece& read, WriteProgress& progress);
   // Collective, when all have written.
   void exchange();
-  // On rank 0, which may be any thread of it: gives the checkpoint its name.
+  // On rank 0, which may be any thread of it: gives the checkpoint its name. Throws: ContractError
+  // for ranks that do not have each row of each tensor once; as checkpoint::save.
   void commit();
 
   std::int64_t step() const noexcept { return manifest_.step; }
 
  private:
+  // By the headers of all ranks' files.
+  void expect_whole(const std::string& part) const;
+
   std::string folder_, hidden_;
   const World& world_;
   CheckpointOptions options_;
@@ -44,6 +51,7 @@ class Saving {
   std::optional<NewFolder> made_;  // on rank 0
   std::vector<RankFile> files_;
   std::vector<Manifest::File> written_;  // of these, by this rank
+  std::vector<std::string> doubtful_{};  // parts of which sums do not say that they are whole
 };
 
 }  // namespace tessera::checkpoint

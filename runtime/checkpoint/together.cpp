@@ -10,9 +10,11 @@
 #include "runtime/checkpoint/new_folder.hpp"
 #include "runtime/checkpoint/shard_info.hpp"
 #include "runtime/checkpoint/writer.hpp"
+#include "runtime/comm/least_and_most.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/base/log.hpp"
 #include "tessera/checkpoint/model.hpp"
+#include "tessera/detail/base/utf8.hpp"
 
 namespace tessera::checkpoint {
 
@@ -100,6 +102,19 @@ void on_rank_0(const World& world, const std::string& folder,
   });
 }
 
+void expect_same(const World& world, const std::vector<Given>& given) {
+  std::vector<double> own, first;
+  for (const Given& one : given) own.push_back(comm::number_of(one.text));
+  first = world.rank() == 0 ? own : std::vector<double>(own.size());
+  world.sum(first);
+  on_all(world, [&] {
+    for (std::size_t i = 0; i < given.size(); ++i)
+      TESSERA_EXPECT(own[i] == first[i], "checkpoint::save: rank ", world.rank(), " gives other ",
+                     given[i].what, " than rank 0: ", printable(given[i].text),
+                     "; give the same on every rank");
+  });
+}
+
 std::string common_id(const World& world) {
   double halves[4] = {};
   if (world.rank() == 0) {
@@ -113,23 +128,28 @@ std::string common_id(const World& world) {
   return hex(half(0) << 32 | half(1)) + hex(half(2) << 32 | half(3));
 }
 
-std::vector<Manifest::File> gathered(const World& world, const std::vector<Manifest::File>& own) {
-  constexpr std::size_t kNumbers = 3;  // a size and two halves of a checksum
+std::vector<WrittenFile> gathered(const World& world, const std::vector<WrittenFile>& own) {
+  constexpr std::size_t kNumbers = 5;  // a size, and two halves each of a checksum and a cover
   const std::size_t each = own.size() * kNumbers;
   std::vector<double> all(each * static_cast<std::size_t>(world.size()));
   double* number = all.data() + each * static_cast<std::size_t>(world.rank());
-  for (const Manifest::File& file : own) {
+  for (const WrittenFile& file : own) {
     *number++ = static_cast<double>(file.size_bytes);
-    *number++ = static_cast<double>(file.head_checksum >> 32);
-    *number++ = static_cast<double>(file.head_checksum & 0xffffffff);
+    for (const std::uint64_t word : {file.head_checksum, file.cover}) {
+      *number++ = static_cast<double>(word >> 32);
+      *number++ = static_cast<double>(word & 0xffffffff);
+    }
   }
   for (std::size_t at = 0; at < all.size(); at += RankGroup::kAgreed)
     world.sum(std::span(all).subspan(at, std::min(RankGroup::kAgreed, all.size() - at)));
-  std::vector<Manifest::File> files;
-  for (std::size_t at = 0; at < all.size(); at += kNumbers)
-    files.push_back(
-        {"", static_cast<std::int64_t>(all[at]),
-         static_cast<std::uint64_t>(all[at + 1]) << 32 | static_cast<std::uint64_t>(all[at + 2])});
+  std::vector<WrittenFile> files;
+  for (std::size_t at = 0; at < all.size(); at += kNumbers) {
+    const auto word = [&](std::size_t i) {
+      return static_cast<std::uint64_t>(all[at + i]) << 32 |
+             static_cast<std::uint64_t>(all[at + i + 1]);
+    };
+    files.push_back({static_cast<std::int64_t>(all[at]), word(1), word(3)});
+  }
   return files;
 }
 

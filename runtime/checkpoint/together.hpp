@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "runtime/checkpoint/manifest.hpp"
 #include "tessera/comm/world.hpp"
 
 namespace tessera::checkpoint {
@@ -25,11 +24,26 @@ void on_all(const World& world, const std::function<void()>& f);
 void on_rank_0(const World& world, const std::string& folder,
                const std::function<void(std::atomic<std::int64_t>& moves)>& f);
 
+// What every rank of a save gives alike, and the text that tells this rank's.
+struct Given {
+  const char* what;
+  std::string text;
+};
+// That all ranks have the texts of rank 0, of at most kAgreed things. Throws: ContractError that
+// names the first that differs, and a rank that has another.
+void expect_same(const World& world, const std::vector<Given>& given);
+
 // A name of 32 digits that rank 0 draws, the same on every rank: its host's 16, then random ones.
 std::string common_id(const World& world);
 
+// What a rank says of a file that it has written.
+struct WrittenFile {
+  std::int64_t size_bytes = 0;
+  std::uint64_t head_checksum = 0;
+  std::uint64_t cover = 0;  // RankFile::cover
+};
 // What every rank's files are, rank after rank: by sums of a few numbers, which need no memory of a
 // device, since each rank has a place of its own in them.
-std::vector<Manifest::File> gathered(const World& world, const std::vector<Manifest::File>& own);
+std::vector<WrittenFile> gathered(const World& world, const std::vector<WrittenFile>& own);
 
 }  // namespace tessera::checkpoint

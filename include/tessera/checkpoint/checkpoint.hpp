@@ -57,8 +57,10 @@ struct PartTensor {
 struct Part {
   std::string name;                   // a plain file name
   std::vector<PartTensor> tensors{};  // this rank's; may lack those that it does not write
-  Scalars scalars{};                  // the same on every rank
-  std::string prefix{};               // of its tensors' names in files
+  // The same on every rank, but for rates of parameters (NAME.lr_factor, NAME.weight_decay), which
+  // are rank 0's.
+  Scalars scalars{};
+  std::string prefix{};  // of its tensors' names in files
 };
 
 // The part "model": a model's parameters, and its persistent buffers as rank 0 has them.
@@ -66,9 +68,10 @@ Part part(const nn::Module& model, const World& world);
 // The part "optimizer": what an optimizer keeps for the parameters of `model`. Moments are tensors,
 // by the names that PyTorch gives them; the rest are scalars.
 Part part(optim::Optimizer& optimizer, const nn::Module& model, const World& world);
-// A part for a state dict of the program's own; its tensors keep their names. Its values come back
-// by
+// A part for a state dict of the program's own; its tensors keep their names. A tensor without a
+// mesh is whole, and every rank has it with the same values. Its values come back by
 //   values = from.part("ema")->rows(std::vector{name}, spec, false, values.dtype(), device);
+// Throws: ContractError for rows without their mesh.
 Part part(std::string name, const StateDict& state, const World& world);
 
 struct CheckpointOptions {
@@ -93,9 +96,13 @@ struct CheckpointOptions {
 //   - DeviceError where the system refuses; if it refuses the last fsync, of FOLDER, step-N is
 //     there and may not outlive a loss of power;
 //   - NotFinite;
-//   - ContractError for a parameter without memory; for a negative step; for part names that are no
-//     file names or come twice; for scalars that are not finite; for an emulated world; and for a
-//     parameter in no unit (ShardOptions::ignored) whose values differ between ranks.
+//   - ContractError for a parameter without memory; for a negative step or `keep_latest`; for part
+//     names that are no file names or come twice; for scalars that are not finite; for an emulated
+//     world; for a parameter in no unit (ShardOptions::ignored), or another tensor that every rank
+//     has whole, whose values differ between ranks;
+//   - ContractError for ranks that give other steps, parts, scalars or options; and for tensors of
+//     which the ranks do not have each row once, with one dtype and shape. Its message names the
+//     first that differs.
 void save(const std::string& folder, std::int64_t step, const std::vector<Part>& parts,
           const Scalars& scalars, const World& world, const CheckpointOptions& options = {});
 
