@@ -122,7 +122,8 @@ void SafetensorsReader::read(const SafetensorsEntry& entry, std::int64_t offset,
   if (kept_) return kept_->read(at, into);
   const OpenFile file(path_, kWhat, links_);
   if (file.size_bytes() != size_bytes_ || changed_ns(file) != changed_ns_)
-    throw DataError(concat(kWhat, " '", path_, "' was changed while it was in use; leave it alone"));
+    throw DataError(
+        concat(kWhat, " '", path_, "' was changed while it was in use; leave it alone"));
   file.read(at, into);
 }
 
