@@ -2,10 +2,15 @@
 // An optimizer's state may have other shapes than its parameter: it is transposed as the parameter
 // where it has its shape, and in row parts where it has its rows.
 #include <algorithm>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include "runtime/distributed/gatherer.hpp"
 #include "tessera/base/error.hpp"
+#include "tessera/base/philox.hpp"
 #include "tessera/checkpoint/checkpoint.hpp"
 #include "tessera/checkpoint/model.hpp"
 #include "tessera/comm/mesh.hpp"
@@ -49,9 +54,7 @@ void add_buffers(Part& part, const nn::Module& model, const World& world) {
   }
 }
 
-}  // namespace
-
-Part part(const nn::Module& model, const World& world) {
+Part made(const nn::Module& model, const World& world) {
   Part part{.name = "model"};
   for (const auto& [name, parameter] : model.named_parameters())
     part.tensors.push_back(
@@ -62,16 +65,18 @@ Part part(const nn::Module& model, const World& world) {
   return part;
 }
 
-Part part(optim::Optimizer& optimizer, const nn::Module& model, const World& world) {
+Part made(optim::Optimizer& optimizer, const nn::Module& model, const World& world) {
   Part part{.name = "optimizer", .prefix = "state."};
   const NamedParameters named = model.named_parameters();
   const StateDict state = optimizer.state_dict(named, {.form = StateForm::view});
   const auto steps = static_cast<float>(optimizer.steps());
+  std::map<std::string_view, const NamedParameters::value_type*> by_name;
+  for (const auto& one : named) by_name.emplace(one.first, &one);
   for (const auto& [name, entry] : state) {
-    const auto own = std::ranges::find_if(named, [&](const auto& p) {
-      return name.size() > p.first.size() && name.starts_with(p.first) &&
-             name.find('.', p.first.size() + 1) == name.npos && name[p.first.size()] == '.';
-    });
+    // The last dot stands before what the optimizer calls it; what is of all has none.
+    const std::size_t dot = name.rfind('.');
+    const auto found = dot == name.npos ? by_name.end() : by_name.find(name.substr(0, dot));
+    const auto* const own = found == by_name.end() ? nullptr : found->second;
     const bool is_integer = entry.values.dtype() == i64;
     if (is_integer || entry.values.dtype() == f64) {
       const double value = entry.values.item(0.0);  // a plan has none
@@ -79,7 +84,7 @@ Part part(optim::Optimizer& optimizer, const nn::Module& model, const World& wor
         is_integer ? part.scalars.emplace(under, static_cast<std::int64_t>(value))
                    : part.scalars.emplace(under, value);
       };
-      if (own == named.end())
+      if (!own)
         keep(name);
       else
         for (const auto& [of, rows] : named_row_parts(own->first, own->second))
@@ -98,6 +103,42 @@ Part part(optim::Optimizer& optimizer, const nn::Module& model, const World& wor
            .state = StateTensor(Tensor::from(std::vector{steps}, {}, world.device()))});
   }
   return part;
+}
+
+std::uint64_t number_of_names(const Part& part) {
+  std::uint64_t number = fnv1a("");
+  for (const PartTensor& tensor : part.tensors) number = fnv1a(tensor.names[0].name, number);
+  return number;
+}
+
+// `part`, which `make` makes, so that a save makes it again for the values of then.
+template <class Make>
+Part refreshed(const Make& make) {
+  Part part = make();
+  part.refresh = [make, names = number_of_names(part)](Part& old) {
+    Part now = make();
+    TESSERA_EXPECT(number_of_names(now) == names, "checkpoint::save: part '", old.name,
+                   "' was made before other tensors came into it, as by freeze or thaw; call "
+                   "checkpoint::part again");
+    std::map<std::string_view, StateTensor*> states;
+    for (PartTensor& tensor : now.tensors) states.emplace(tensor.names[0].name, &tensor.state);
+    for (PartTensor& tensor : old.tensors)
+      if (const auto found = states.find(tensor.names[0].name); found != states.end())
+        tensor.state = *found->second;
+    for (auto& [name, value] : old.scalars)
+      if (const auto found = now.scalars.find(name); found != now.scalars.end())
+        value = found->second;
+  };
+  return part;
+}
+
+}  // namespace
+
+Part part(const nn::Module& model, const World& world) {
+  return refreshed([&model, &world] { return made(model, world); });
+}
+Part part(optim::Optimizer& optimizer, const nn::Module& model, const World& world) {
+  return refreshed([&optimizer, &model, &world] { return made(optimizer, model, world); });
 }
 
 Part part(std::string name, const StateDict& state, const World& world) {

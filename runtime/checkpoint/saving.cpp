@@ -98,7 +98,7 @@ void check_folder(const std::string& folder, std::int64_t bytes, const World& wo
   world.barrier();
 }
 
-Saving::Saving(const std::string& folder, std::int64_t step, const std::vector<Part>& parts,
+Saving::Saving(const std::string& folder, std::int64_t step, std::vector<Part> parts,
                const Scalars& scalars, const World& world, const CheckpointOptions& options)
     : folder_(folder), world_(world), options_(options) {
   TESSERA_EXPECT(world.kind() != WorldKind::emulated,
@@ -109,7 +109,8 @@ Saving::Saving(const std::string& folder, std::int64_t step, const std::vector<P
   on_all(world, [&] {
     TESSERA_EXPECT(step >= 0, "checkpoint::save: step is ", step, "; give one of at least 0");
     expect_keeps(options);
-    for (const Part& part : parts) {
+    for (Part& part : parts) {
+      if (part.refresh) part.refresh(part);
       TESSERA_EXPECT(is_plain_name(part.name) && part.name != Manifest::kName,
                      "checkpoint::save: part ", shown(part.name), " is no plain file name, or '",
                      Manifest::kName, "'; give it another name");

@@ -25,7 +25,7 @@ class Saving {
  public:
   // Makes the hidden folder, once all that can be wrong with these parts is known not to be.
   // Collective.  Throws: as checkpoint::save.
-  Saving(const std::string& folder, std::int64_t step, const std::vector<Part>& parts,
+  Saving(const std::string& folder, std::int64_t step, std::vector<Part> parts,
          const Scalars& scalars, const World& world, const CheckpointOptions& options);
 
   // What this rank writes.

@@ -301,3 +301,58 @@ TEST_CASE("the memory of a Saver is booked, and planned as it is used", "[checkp
     CHECK(used[static_cast<std::size_t>(rank)].live > 0);
   }
 }
+
+TEST_CASE("parts that were made once are saved as they are at each save", "[checkpoint]") {
+  const TemporaryFolder folder;
+  const std::string at = folder.path().string();
+  const auto heard = on_ranks(2, [&](World& world) {
+    struct Counting : nn::Module {
+      Counting() {
+        register_parameter("weight", weight);
+        register_buffer("calls", calls);
+      }
+      Parameter weight{{6, 2}, Initializer::constant(1)};
+      nn::Buffer calls{Shape{}, Initializer::constant(0), i64};
+    } model;
+    fully_shard(model, {.mesh = DeviceMesh::flat(world)});
+    model.materialize(world.device());
+    optim::AdamW optimizer(model.parameters());
+    optimizer.prepare();
+    const std::vector<checkpoint::Part> parts{checkpoint::part(model, world),
+                                              checkpoint::part(optimizer, model, world)};
+    Saver saver(at, world);
+    for (std::int64_t step = 1; step <= 4; ++step) {
+      model.calls.assign(Tensor::full({}, static_cast<double>(step), i64, world.device()));
+      model.weight.edit([&](const Tensor& rows) { raw::fill(rows, static_cast<double>(step)); });
+      optimizer.set_steps(10 * step);
+      optimizer.set_lr(static_cast<double>(step));
+      if (step % 2 == 0)
+        checkpoint::save(at, step, parts, {}, world);
+      else
+        saver.save(step, parts, {});
+      saver.wait();
+    }
+    model.weight.freeze();
+    optimizer.prepare();
+    return thrown_by<ContractError>([&] { saver.save(5, parts, {}); });
+  });
+  for (const std::string& said : heard)
+    CHECK(has(said, "part 'optimizer' was made before other tensors came into it"));
+  REQUIRE(checkpoint::steps_in(at) == std::vector<std::int64_t>{1, 2, 3, 4});
+  for (std::int64_t step = 1; step <= 4; ++step) {
+    const Checkpoint from(at, step);
+    const Device device = Device::cpu({.executor = ExecutorKind::inlined});
+    const auto first = [&](const char* part, const char* name, const Shape& shape) {
+      return from.part(part)
+          ->rows(std::vector<std::string>{name}, ShardSpec{shape, 1, 0}, false, f32, device)
+          .to_vector<float>()[0];
+    };
+    CHECK(first("model", "weight", {6, 2}) == static_cast<float>(step));
+    CHECK(std::get<std::int64_t>(from.scalars("optimizer").at("steps")) == 10 * step);
+    CHECK(std::get<double>(from.scalars("optimizer").at("lr")) == static_cast<double>(step));
+    const checkpoint::WeightFiles whole(checkpoint::step_folder(at, step));
+    const Tensor calls = Tensor::zeros({}, i64, device);
+    whole.read(calls, std::vector<std::string>{"calls"}, ShardSpec{{}, 1, 0}, false);
+    CHECK(calls.item() == static_cast<double>(step));
+  }
+}

@@ -25,6 +25,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -61,8 +62,15 @@ struct Part {
   // are rank 0's.
   Scalars scalars{};
   std::string prefix{};  // of its tensors' names in files
+  // What `save` calls with a copy, to bring tensors and scalars that have kept their names up to
+  // date. A part without it is saved as it is.
+  std::function<void(Part&)> refresh{};
 };
 
+// The parts of a model and of its optimizer may be made once and saved after any step: each save
+// takes weights, buffers, moments, counts and rates as they are then. So model, optimizer and world
+// outlive them. A save throws a ContractError for a part that has other tensors by then, as
+// optimizers have after freeze or thaw; make it anew.
 // The part "model": a model's parameters, and its persistent buffers as rank 0 has them.
 Part part(const nn::Module& model, const World& world);
 // The part "optimizer": what an optimizer keeps for the parameters of `model`. Moments are tensors,
