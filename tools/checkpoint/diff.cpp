@@ -184,7 +184,9 @@ std::string line_of(const Difference& of) {
   if (of.a && of.b && of.a->shape == of.b->shape)
     line += concat("  ", with_commas(std::to_string(of.unlike)), " of ",
                    counted(numel_of(of.a->shape), "element"), " unlike, largest difference ",
-                   std::isnan(of.largest) ? "nan" : json::number(of.largest));
+                   std::isnan(of.largest)   ? "nan"
+                   : std::isinf(of.largest) ? "inf"
+                                            : json::number(of.largest));
   return line + '\n';
 }
 
