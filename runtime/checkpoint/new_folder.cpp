@@ -33,7 +33,9 @@ Descriptor open_folder(const std::string& path) {
 void remove_tree(const std::string& path) {
   std::error_code error;
   std::filesystem::remove_all(path, error);
-  if (error) log(LogLevel::error, concat("'", path, "' cannot be removed: ", error.message()));
+  // Another program may have begun to remove it, too.
+  if (error && error != std::errc::no_such_file_or_directory)
+    log(LogLevel::error, concat("'", path, "' cannot be removed: ", error.message()));
 }
 
 // Where a file system has no locks, as Lustre mounted without them, no sweep takes one either.
@@ -183,7 +185,10 @@ void NewFolder::sweep(const std::string& folder) {
 void NewFolder::remove(const std::string& folder, const std::string& name, const std::string& id) {
   const std::string path = concat(folder, '/', name),
                     removed = concat(folder, '/', kRemoved, name, '-', id);
-  if (std::rename(path.c_str(), removed.c_str()) != 0) fail(path, "could not be removed");
+  if (std::rename(path.c_str(), removed.c_str()) != 0) {
+    if (errno == ENOENT) return;  // another program has removed it
+    fail(path, "could not be removed");
+  }
   sync_folder(folder);
   remove_tree(removed);
 }

@@ -110,6 +110,11 @@ RankFile RankFile::of(const Part& part) {
     TESSERA_EXPECT(tensor.state.values.defined(), "checkpoint::save: tensor ",
                    shown(tensor.names[0].name), " of part '", part.name,
                    "' is undefined; give it values");
+    const Shape rows = tensor.state.spec.local_shape();
+    TESSERA_EXPECT(tensor.state.values.shape() == rows, "checkpoint::save: tensor ",
+                   shown(tensor.names[0].name), " of part '", part.name, "' is ",
+                   tensor.state.values.shape(), ", but its spec says ", rows,
+                   "; give the rows of its spec");
     add_boxes(file, tensor);
   }
   for (OwnBox& box : file.boxes) {

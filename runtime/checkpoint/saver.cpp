@@ -223,6 +223,10 @@ void Saver::prepare(const std::vector<Part>& parts) {
 void Saver::save(std::int64_t step, const std::vector<Part>& parts, const Scalars& scalars) {
   State& s = *state_;
   if (s.saving) {
+    on_all(s.world, [&] {
+      TESSERA_EXPECT(step != s.saving->step(), "Saver::save: step ", step,
+                     " is being saved already; save another step");
+    });
     if (s.world.rank() == 0)
       log(LogLevel::warning,
           concat("checkpoint: step ", step, " waits until step ", s.saving->step(), " is saved"));

@@ -77,6 +77,30 @@ std::vector<Given> given(std::int64_t step, const std::vector<Part>& parts, cons
   return {{"steps", concat(step)}, {"parts", names}, {"scalars", values}, {"options", keeps}};
 }
 
+// Of what each rank has whole, all write a share, which makes one tensor of equal values only.
+void expect_same_wholes(const World& world, const std::vector<Part>& parts) {
+  std::vector<std::pair<std::string, Tensor>> shared;
+  std::vector<const Part*> of;
+  for (const Part& part : parts)
+    for (const PartTensor& tensor : part.tensors)
+      if (tensor.copies > 1 && !tensor.state.mesh) {
+        shared.emplace_back(tensor.names[0].name, tensor.state.values);
+        of.push_back(&part);
+      }
+  const auto unlike = first_unlike({&world}, shared);
+  if (!unlike) return;
+  const auto& [name, tensor] = shared[*unlike];
+  const Part& part = *of[*unlike];
+  expect_as_rank_0(world, {number_of_bits(tensor)}, [&](std::size_t) {
+    return concat("checkpoint::save: ", shown(name), " of part '", part.name,
+                  "' is whole on every rank, in no unit and without a mesh, but has other values "
+                  "on rank ",
+                  world.rank(), " than on rank 0; make the values alike, or ",
+                  part.refresh ? "leave the parameter out of the module"
+                               : "give a tensor of which ranks have other rows its mesh");
+  });
+}
+
 }  // namespace
 
 void expect_keeps(const CheckpointOptions& options) {
@@ -135,13 +159,7 @@ Saving::Saving(const std::string& folder, std::int64_t step, std::vector<Part> p
       if (!std::filesystem::create_directory(hidden_ + '/' + part.name, ignored))
         throw DataError(concat('\'', hidden_, "' cannot be written: ", ignored.message()));
   });
-  // Of what each rank has whole, all write a share, which makes one tensor of equal values only.
-  std::vector<std::pair<std::string, Tensor>> shared;
-  for (const Part& part : parts)
-    for (const PartTensor& tensor : part.tensors)
-      if (tensor.copies > 1 && !tensor.state.mesh)
-        shared.emplace_back(tensor.names[0].name, tensor.state.values);
-  expect_same_values("checkpoint::save", {&world}, shared);
+  expect_same_wholes(world, parts);
   on_all(world, [&] { expect_seen(folder, hidden_); });
 }
 
@@ -193,6 +211,10 @@ void Saving::commit() {
   if (options_.keep_latest == 0) return;
   try {
     keep_newest(folder_, options_.keep_latest, options_.loaded);
+    if (!Manifest::is_in(step_folder(folder_, step())))
+      log(LogLevel::warning,
+          concat("checkpoint: step ", step(), " was saved, and removed again, since keep_latest ",
+                 options_.keep_latest, " keeps newer steps of '", folder_, '\''));
   } catch (const Error& error) {  // this one is saved
     log(LogLevel::warning, concat("checkpoint: an older one could not be removed: ", error.what()));
   }

@@ -102,16 +102,22 @@ void on_rank_0(const World& world, const std::string& folder,
   });
 }
 
-void expect_same(const World& world, const std::vector<Given>& given) {
-  std::vector<double> own, first;
-  for (const Given& one : given) own.push_back(comm::number_of(one.text));
-  first = world.rank() == 0 ? own : std::vector<double>(own.size());
+void expect_as_rank_0(const World& world, const std::vector<double>& own,
+                      const std::function<std::string(std::size_t)>& complaint) {
+  std::vector<double> first = world.rank() == 0 ? own : std::vector<double>(own.size());
   world.sum(first);
   on_all(world, [&] {
-    for (std::size_t i = 0; i < given.size(); ++i)
-      TESSERA_EXPECT(own[i] == first[i], "checkpoint::save: rank ", world.rank(), " gives other ",
-                     given[i].what, " than rank 0: ", printable(given[i].text),
-                     "; give the same on every rank");
+    for (std::size_t i = 0; i < own.size(); ++i)
+      if (own[i] != first[i]) throw ContractError(complaint(i));
+  });
+}
+
+void expect_same(const World& world, const std::vector<Given>& given) {
+  std::vector<double> own;
+  for (const Given& one : given) own.push_back(comm::number_of(one.text));
+  expect_as_rank_0(world, own, [&](std::size_t i) {
+    return concat("checkpoint::save: rank ", world.rank(), " gives other ", given[i].what,
+                  " than rank 0: ", printable(given[i].text), "; give the same on every rank");
   });
 }
 

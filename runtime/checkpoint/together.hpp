@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -23,6 +24,11 @@ void on_all(const World& world, const std::function<void()>& f);
 // is late like any other. Throws: as on_all.
 void on_rank_0(const World& world, const std::string& folder,
                const std::function<void(std::atomic<std::int64_t>& moves)>& f);
+
+// That all ranks have rank 0's numbers, at most kAgreed. Throws: ContractError with what
+// `complaint` says of the first that differs, on the first rank that has another.
+void expect_as_rank_0(const World& world, const std::vector<double>& own,
+                      const std::function<std::string(std::size_t)>& complaint);
 
 // What every rank of a save gives alike, and the text that tells this rank's.
 struct Given {

@@ -31,34 +31,45 @@ void expect_same_steps(std::string_view function, const RankGroup& group, std::u
                  " on another; every rank must make the same calls of step, set_steps and load");
 }
 
-void expect_same_values(std::string_view function, std::initializer_list<const RankGroup*> groups,
-                        const std::vector<std::pair<std::string, Tensor>>& tensors) {
+double number_of_bits(const Tensor& tensor) {
+  std::string bits(static_cast<std::size_t>(tensor.numel()) * size_bytes(tensor.dtype()), '\0');
+  if (tensor.device().runs_bodies()) tensor.to_bytes(std::as_writable_bytes(std::span(bits)));
+  return comm::number_of(bits);
+}
+
+std::optional<std::size_t> first_unlike(
+    std::initializer_list<const RankGroup*> groups,
+    const std::vector<std::pair<std::string, Tensor>>& tensors) {
   const auto counts = [](const RankGroup* group) { return group && group->size() > 1; };
-  if (std::ranges::none_of(groups, counts)) return;
+  if (std::ranges::none_of(groups, counts)) return {};
   const char* const what = "compare parameters that lie in no unit";
   std::string which;
   for (const auto& [name, tensor] : tensors)
     which += concat(name, ' ', tensor.shape(), ' ', tensor.dtype(), '\n');
   const auto [least, most] = comm::least_and_most(groups, comm::number_of(which), what);
-  if (tensors.empty() || least != most) return;
+  if (tensors.empty() || least != most) return {};
   const auto are_alike = [&](double number) {
     const auto ends = comm::least_and_most(groups, number, what);
     return ends.first == ends.second;
   };
   std::vector<double> numbers;
-  std::string bits;
   std::uint64_t all = fnv1a("");
   for (const auto& [name, tensor] : tensors) {
-    bits.resize(static_cast<std::size_t>(tensor.numel()) * size_bytes(tensor.dtype()));
-    if (tensor.device().runs_bodies()) tensor.to_bytes(std::as_writable_bytes(std::span(bits)));
-    numbers.push_back(comm::number_of(bits));
+    numbers.push_back(number_of_bits(tensor));
     all = fnv1a(static_cast<std::uint64_t>(numbers.back()), all);
   }
-  if (are_alike(static_cast<double>(all >> 11))) return;
+  if (are_alike(static_cast<double>(all >> 11))) return {};
   for (std::size_t i = 0; i < tensors.size(); ++i)
-    TESSERA_EXPECT(are_alike(numbers[i]), function, ": parameter '", tensors[i].first,
-                   "' lies in no unit and has other values on other ranks, but only rank 0's would "
-                   "be kept; make the values alike, or leave the parameter out of the module");
+    if (!are_alike(numbers[i])) return i;
+  return {};
+}
+
+void expect_same_values(std::string_view function, std::initializer_list<const RankGroup*> groups,
+                        const std::vector<std::pair<std::string, Tensor>>& tensors) {
+  const auto unlike = first_unlike(groups, tensors);
+  TESSERA_EXPECT(!unlike, function, ": parameter '", tensors[*unlike].first,
+                 "' lies in no unit and has other values on other ranks, but only rank 0's would "
+                 "be kept; make the values alike, or leave the parameter out of the module");
 }
 
 Gatherer::Gatherer(const RankGroup& group, std::int64_t bytes, std::string_view purpose)

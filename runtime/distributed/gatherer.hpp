@@ -7,8 +7,10 @@
 // last whole tensor.
 #pragma once
 
+#include <cstddef>
 #include <initializer_list>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -59,6 +61,11 @@ class Gatherer {
 // that differs.
 void expect_same_values(std::string_view function, std::initializer_list<const RankGroup*> groups,
                         const std::vector<std::pair<std::string, Tensor>>& tensors);
+// The index of that one, the same on every rank.
+std::optional<std::size_t> first_unlike(std::initializer_list<const RankGroup*> groups,
+                                        const std::vector<std::pair<std::string, Tensor>>& tensors);
+// What tells the bits of a tensor from others.
+double number_of_bits(const Tensor& tensor);
 
 // By optimizers. Throws: ContractError for a parameter without memory.
 std::uint64_t updates_of(const Parameter& parameter);

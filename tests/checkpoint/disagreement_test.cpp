@@ -75,7 +75,8 @@ TEST_CASE("boxes that do not make up their tensors are refused before anything i
       {"lacks rows", by_hand([](int, checkpoint::PartTensor& tensor) {
          if (tensor.names[0].name == "rows") tensor.copies = 2;
        })},
-      {"lacks rows", by_hand([](int rank, checkpoint::PartTensor& tensor) {
+      {"'whole' of part 'own' is [5], but its spec says [0]",
+       by_hand([](int rank, checkpoint::PartTensor& tensor) {
          if (tensor.names[0].name == "whole" && rank == 1) tensor.state.spec.shape = {0};
        })},
       {"'__metadata__'",
@@ -188,4 +189,26 @@ TEST_CASE("ranks that have other tensors, as stages of a pipeline, save together
   CHECK(checkpoint::steps_in(at).empty());
   for (const std::string& said : loads(true)) CHECK(said == "");
   CHECK(Checkpoint(at, 1).part("own")->names() == std::vector<std::string>{"stage0", "stage1"});
+}
+
+TEST_CASE("what every rank has whole but with other values is named with part and rank",
+          "[checkpoint]") {
+  const TemporaryFolder folder;
+  const std::string at = folder.path().string();
+  const auto heard = on_ranks(3, [&](World& world) {
+    StateDict state;
+    state["a"] = Tensor::full({4}, 1, f32, world.device());
+    state["t"] = Tensor::full({4}, world.rank() == 2 ? 7 : 6, f32, world.device());
+    try {
+      checkpoint::save(at, 1, {checkpoint::part("own", state, world)}, {}, world);
+    } catch (const ContractError& error) {
+      return concat(error.rank(), ' ', error.what());
+    }
+    return std::string();
+  });
+  for (const std::string& said : heard) {
+    CHECK(has(said, "2 checkpoint::save: 't' of part 'own' is whole on every rank"));
+    CHECK(has(said, "other values on rank 2 than on rank 0; make the values alike, or give"));
+  }
+  CHECK(std::filesystem::is_empty(at));
 }

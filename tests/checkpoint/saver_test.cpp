@@ -356,3 +356,58 @@ TEST_CASE("parts that were made once are saved as they are at each save", "[chec
     CHECK(calls.item() == static_cast<double>(step));
   }
 }
+
+TEST_CASE("a step that is in flight already is refused at once", "[checkpoint]") {
+  const TemporaryFolder folder;
+  const std::string at = folder.path().string();
+  const auto lines = logged_while([&] {
+    const auto heard = on_ranks(2, [&](World& world) {
+      Counted training(world);
+      Saver saver(at, world);
+      saver.save(1, training.parts(), {});
+      const std::string said =
+          thrown_by<ContractError>([&] { saver.save(1, training.parts(), {}); });
+      saver.wait();
+      return said;
+    });
+    for (const std::string& said : heard) CHECK(has(said, "step 1 is being saved already"));
+  });
+  CHECK(lines.empty());
+  CHECK(checkpoint::steps_in(at) == std::vector<std::int64_t>{1});
+}
+
+TEST_CASE("a step that keep_latest removes at once is told", "[checkpoint]") {
+  const TemporaryFolder folder;
+  const std::string at = folder.path().string();
+  const auto lines = logged_while([&] {
+    run_local(2, {.threads = 1}, [&](World& world) {
+      for (const std::int64_t step : {5, 7, 3})
+        checkpoint::save(at, step, {}, {}, world, {.keep_latest = 2});
+    });
+  });
+  CHECK(checkpoint::steps_in(at) == std::vector<std::int64_t>{5, 7});
+  REQUIRE(lines.size() == 1);
+  CHECK(has(lines[0], "checkpoint: step 3 was saved, and removed again, since keep_latest 2"));
+}
+
+TEST_CASE("programs that keep the same folder small at once log nothing", "[checkpoint]") {
+  const TemporaryFolder folder;
+  const std::string at = folder.path().string();
+  constexpr std::int64_t kSteps = 60;
+  run_local(1, {.threads = 1}, [&](World& world) {
+    StateDict state;
+    for (const char* const name : {"a", "b"})
+      state[name] = Tensor::full({3}, 1, f32, world.device());
+    std::vector<checkpoint::Part> parts;
+    for (const char* const name : {"x", "y", "z"})
+      parts.push_back(checkpoint::part(name, state, world));
+    for (std::int64_t step = 1; step <= kSteps; ++step)
+      checkpoint::save(at, step, parts, {}, world);
+  });
+  const auto lines = logged_while([&] {
+    std::vector<std::jthread> programs;
+    for (int i = 0; i < 4; ++i) programs.emplace_back([&] { checkpoint::keep_newest(at, 1); });
+  });
+  CHECK(lines.empty());
+  CHECK(checkpoint::steps_in(at) == std::vector<std::int64_t>{kSteps});
+}

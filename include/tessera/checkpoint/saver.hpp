@@ -48,7 +48,7 @@ class Saver {
   // Copies the values that these parts have at this point of the program, so later steps may change
   // all of them. The writing begins with the next poll. If the save before is not done, this waits
   // for it, and says so in the log. Throws: as checkpoint::save where it can be known by now, and
-  // as `poll`.
+  // as `poll`; ContractError for the step that is in flight.
   void save(std::int64_t step, const std::vector<Part>& parts, const Scalars& scalars);
 
   // Hears how far the ranks are, and goes on with the save in flight. Call it now and then, as
