@@ -152,7 +152,9 @@ TEST_CASE("a checkpoint has more files than may be open", "[checkpoint_tool]") {
   CHECK(resumed.exit_code == 0);
 
   // A limit is no fault of the checkpoint's.
-  const Outcome none = command("ulimit -n 4; tessera-checkpoint verify checkpoint/step-1");
+  const Outcome none = command(
+      "exec 3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&-; ulimit -n 4; tessera-checkpoint verify "
+      "checkpoint/step-1");
   INFO(none.out << none.err);
   CHECK(none.exit_code == 1);
   CHECK(none.out.empty());

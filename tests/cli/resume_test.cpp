@@ -392,7 +392,7 @@ TEST_CASE("one run at a time has a folder, and a killed one leaves it at once") 
                               "--checkpoint.enable_first_step_checkpoint=true ";
   const Outcome both = run_command(
       endless + "> log & run=$!; until [ -e checkpoint/step-1 ]; do sleep 0.05; done; " + kResumed +
-          "--training.steps=4 --debug.seed=4 --checkpoint.folder=./checkpoint "
+          "--ranks 2 --training.steps=4 --checkpoint.folder=./checkpoint "
           "--metrics.jsonl=other.jsonl > second; echo $? > code; kill -0 $run || echo gone; "
           // What only reads needs no lock.
           "tessera-checkpoint verify checkpoint/step-1 > verified; echo $? >> code; " +

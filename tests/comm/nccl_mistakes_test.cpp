@@ -93,7 +93,7 @@ std::string hangs_on_two_streams(World& world) {
 }
 
 std::string calls_on_two_roles(World& world) {
-  const auto memory = world.allocate_symmetric(1 << 20), other = world.allocate_symmetric(2 << 20);
+  const auto memory = world.allocate_symmetric(1 << 20), other = world.allocate_symmetric(3 << 20);
   const Collective gather = gather_into(world, *memory);
   const Collective sum{.send = other->data(),
                        .recv = other->data() + (1 << 20),
