@@ -119,6 +119,12 @@ void NewFile::finish() {
   descriptor_ = Descriptor();
 }
 
+std::string with_path(std::string message, const std::string& path, const std::string& shown) {
+  for (std::size_t at = 0; (at = message.find(path, at)) != message.npos; at += shown.size())
+    message.replace(at, path.size(), shown);
+  return message;
+}
+
 void sync_folder(const std::string& path) {
   const Descriptor folder(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (folder.number() < 0 || ::fsync(folder.number()) != 0)

@@ -47,6 +47,9 @@ class NewFile {
   Descriptor descriptor_;
 };
 
+// A message with `shown`, the path that a user gave, in the place of `path`, which never appears.
+std::string with_path(std::string message, const std::string& path, const std::string& shown);
+
 // The names in a folder are on the disk.
 void sync_folder(const std::string& path);
 

@@ -115,7 +115,12 @@ void check_folder(const std::string& folder, std::int64_t bytes, const World& wo
     make_folder(folder, moves);
     NewFolder::sweep(folder);
     ++moves;
-    check_space((std::filesystem::path(folder) / name).string(), bytes);
+    const std::string trial = (std::filesystem::path(folder) / name).string();
+    try {
+      check_space(trial, bytes);
+    } catch (const DataError& error) {
+      throw DataError(with_path(error.what(), trial, folder), error.where());
+    }
     made.emplace(folder, name, id);
   });
   on_all(world, [&] { expect_seen(folder, NewFolder::hidden(folder, name, id)); });

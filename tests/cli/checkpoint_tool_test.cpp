@@ -1,7 +1,9 @@
 // tessera-checkpoint on checkpoints that tessera-train has made.
 #include <algorithm>
+#include <csignal>
 #include <filesystem>
 #include <string>
+#include <utility>
 
 #include "tests/cli/program.hpp"
 #include "tests/cli/tiny_run.hpp"
@@ -226,7 +228,17 @@ TEST_CASE("an export has the bits of --save, and loads", "[checkpoint_tool]") {
     CHECK(run.tool("diff half half.safetensors").exit_code == 0);
     CHECK(run.tool("diff half whole").exit_code == 1);
 
-    // Nothing is written over, and nothing is left of what failed.
+    // Nothing is written over or into a checkpoint, and nothing is left of what failed.
+    for (const char* const inside :
+         {"checkpoint/step-2/x", "checkpoint/step-2/model/x", "link/x"}) {
+      if (*inside == 'l')
+        std::filesystem::create_directory_symlink(run / "checkpoint/step-2", run / "link");
+      const Outcome in = run.tool(std::string("export checkpoint/step-2 ") + inside);
+      CHECK(in.exit_code == 2);
+      CHECK(has(in.err, std::string("'") + inside + "' lies in checkpoint '"));
+      std::filesystem::remove(run / "link");
+    }
+    CHECK(run.tool("verify checkpoint/step-2").exit_code == 0);
     const Outcome again = run.tool("export checkpoint/step-2 whole");
     CHECK(again.exit_code == 2);
     CHECK(has(again.err, "'whole' exists already"));
@@ -237,6 +249,44 @@ TEST_CASE("an export has the bits of --save, and loads", "[checkpoint_tool]") {
     CHECK(run.tool("export checkpoint/step-2 bad").exit_code == 2);
     CHECK(run.entries() == entries);
   }
+}
+
+TEST_CASE("an export that a signal or a full disk ends leaves nothing", "[checkpoint_tool]") {
+  const BookFolder folder;
+  const auto command = [&](const std::string& text) {
+    return run_command(text, folder.path().string());
+  };
+  REQUIRE(command(kTiny + "--model.dim=256 --model.vocab_size=65536 --training.steps=0 "
+                          "--save=big.safetensors")
+              .exit_code == 0);
+  const std::size_t entries = folder.entries();
+  for (const auto& [name, number] : {std::pair("TERM", SIGTERM), std::pair("HUP", SIGHUP)}) {
+    const Outcome stopped =
+        command(std::string("tessera-checkpoint export big.safetensors out & run=$!; "
+                            "until ls -A | grep -q unfinished-out; do :; done; kill -") +
+                name + " $run; wait $run");
+    INFO(name << stopped.out << stopped.err);
+    CHECK(stopped.exit_code == 128 + number);
+    CHECK(stopped.out.empty());
+    CHECK(folder.entries() == entries);
+  }
+  const Outcome full =
+      command("ulimit -f 1000; trap '' XFSZ; tessera-checkpoint export big.safetensors out");
+  INFO(full.err);
+  CHECK(full.exit_code == 1);
+  CHECK(full.err ==
+        "tessera-checkpoint: 'out/model-00001-of-00001.safetensors' could not be "
+        "written: File too large\n");
+  CHECK(folder.entries() == entries);
+}
+
+TEST_CASE("a difference from infinity is inf", "[checkpoint_tool]") {
+  const Run run(1);
+  std::string weights = run.read("saved.safetensors");
+  weights.replace(weights.size() - 4, 4, std::string("\0\0\x80\x7f", 4));  // the last element
+  run.write("inf.safetensors", weights);
+  CHECK(has(run.tool("diff inf.safetensors saved.safetensors").out,
+            " unlike, largest difference inf\n"));
 }
 
 TEST_CASE("tessera-checkpoint refuses what it does not know in one line", "[checkpoint_tool]") {
@@ -267,6 +317,7 @@ TEST_CASE("tessera-checkpoint refuses what it does not know in one line", "[chec
   refused("export a b --max-shard-size=9223372036854775807GB", "expected bytes");
   refused("export a b --max-shard-size", "--max-shard-size=: expected bytes");
   refused("export nowhere b", "'nowhere' does not exist");
+  refused("export nowhere \"\"", "export: the new folder has no name");
   const Outcome help = run_command("tessera-checkpoint --help", folder.path().string());
   CHECK(help.exit_code == 0);
   CHECK(has(help.out, "usage\n"));

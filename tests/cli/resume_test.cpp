@@ -237,7 +237,7 @@ TEST_CASE("checkpoints that would have no room are bad input before the first st
   };
   CHECK(has(refused(" --training.steps=400"),
             "tessera-train: checkpoint.keep_latest_k=10, so room for 11 more checkpoints: "
-            "'checkpoint/trial' needs "));
+            "'checkpoint' needs "));
   CHECK(has(refused(" --training.steps=20 --checkpoint.keep_latest_k=0"), "room for 5 more"));
 }
 
