@@ -11,6 +11,7 @@
 #include "runtime/checkpoint/safetensors_header.hpp"
 #include "runtime/checkpoint/shard_info.hpp"
 #include "tessera/base/error.hpp"
+#include "tessera/checkpoint/checkpoint.hpp"
 #include "tessera/checkpoint/model.hpp"
 #include "tessera/detail/base/utf8.hpp"
 
@@ -40,6 +41,15 @@ std::vector<WeightFile> shards_in(const std::string& path) {
     if (at->path().extension() == ".safetensors") files.push_back({.path = at->path().string()});
   std::ranges::sort(files, {}, &WeightFile::path);
   return files;
+}
+
+// Whoever names the folder of a run's checkpoints has to say which.
+void expect_no_steps(const std::string& path) {
+  std::error_code ignored;
+  if (!std::filesystem::is_directory(path, ignored)) return;
+  if (const auto steps = steps_in(path); !steps.empty())
+    throw DataError(concat('\'', path, "' is a folder of checkpoints; name one in it, as '",
+                           step_folder(path, steps.back()), '\''));
 }
 
 std::vector<WeightFile> unchecked(const std::vector<std::string>& paths) {
@@ -145,6 +155,7 @@ WeightFiles::WeightFiles(const std::string& path) : what_(concat('\'', file_of(p
     open_index(file);
   } else {
     const std::vector<WeightFile> shards = shards_in(file);
+    if (shards.empty()) expect_no_steps(file);
     open(shards.empty() ? unchecked({file}) : shards);
   }
 }

@@ -458,7 +458,8 @@ class Run {
   std::string chosen_;  // how, where there was a choice
   std::unique_ptr<Trainer> trainer_;
   std::unique_ptr<Console> console_;
-  const RunCheckpoints::Say lines_ = [this](const std::string& line) { say_line(line); };
+  // Folders may have any name.
+  const RunCheckpoints::Say lines_ = [this](const std::string& line) { say_line(printable(line)); };
   std::unique_ptr<RunCheckpoints> checkpoints_;  // null without checkpoint.enable
   std::int64_t first_step_ = 0;                  // which is the first that this run takes
   bool says_ = true, measures_ = true;           // neither stdout nor metrics.jsonl has failed
