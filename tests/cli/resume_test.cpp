@@ -448,3 +448,39 @@ TEST_CASE("a manifest that says what no run has done is bad input, though its ch
   folder.write(path, sealed(good));
   run_well(kResumed + "--ranks 2 --training.steps=9", folder);
 }
+
+TEST_CASE("the folder of a run's checkpoints may have any name, and is no checkpoint itself") {
+  const BookFolder folder;
+  const Outcome run = run_well(
+      kResumed + "--training.steps=1 --checkpoint.folder=\"$(printf 'a\\nb\\033[31m')\"", folder);
+  CHECK(has(run.out, "checkpoint: step 1 is in 'a?b?[31m/step-1', "));
+  CHECK(run.out.find('\033') == run.out.npos);
+
+  run_well(kResumed + "--training.steps=1", folder);
+  const Outcome loaded =
+      run_command(kTiny + "--training.steps=1 --load=checkpoint/", folder.path().string());
+  CHECK(loaded.exit_code == 2);
+  CHECK(loaded.err ==
+        "tessera-train: --load: 'checkpoint/' is a folder of checkpoints; name one in "
+        "it, as 'checkpoint/step-1'\n");
+  const Outcome inspected =
+      run_command("tessera-checkpoint inspect checkpoint", folder.path().string());
+  CHECK(inspected.exit_code == 2);
+  CHECK(has(inspected.err,
+            "has no manifest.json; name a checkpoint in it, as 'checkpoint/step-1'\n"));
+}
+
+TEST_CASE("ranks that may open no file say one thing, and leave nothing") {
+  const BookFolder folder;
+  for (int files = 4; files <= 6; ++files) {
+    const Outcome run = run_command(
+        "ulimit -n " + std::to_string(files) + "; " + kResumed + "--training.steps=1 --ranks 4",
+        folder.path().string());
+    INFO(files << '\n' << run.out << run.err);
+    CHECK(std::count(run.err.begin(), run.err.end(), '\n') == (run.exit_code == 0 ? 0 : 1));
+    if (std::filesystem::exists(folder / "checkpoint"))
+      for (const auto& entry : std::filesystem::directory_iterator(folder / "checkpoint"))
+        CHECK(entry.path().filename().string().starts_with("step-"));
+    std::filesystem::remove_all(folder / "checkpoint");
+  }
+}
