@@ -223,24 +223,29 @@ TEST_CASE("a folder that is swept before it is locked is made anew") {
 TEST_CASE("a file system without locks takes checkpoints, and keeps what others have left") {
   const TemporaryFolder root;
   const std::string folder = root.path().string();
-  std::size_t lock = 0;
-  {
+  std::int64_t step = 0;
+  // Which of rank 0's calls is the first that takes a lock.
+  const auto first_lock = [&] {
     const CallWatch watch(folder);
-    heard_of_save(folder, 1);
+    heard_of_save(folder, ++step);
     const auto calls = watch.calls_of(0);
-    lock = static_cast<std::size_t>(std::ranges::find(calls, CallKind::lock, &SystemCall::kind) -
-                                    calls.begin());
-    REQUIRE(lock < calls.size());
-  }
-  std::int64_t step = 1;
+    const auto found = std::ranges::find(calls, CallKind::lock, &SystemCall::kind);
+    REQUIRE(found != calls.end());
+    return static_cast<std::size_t>(found - calls.begin()) + 1;
+  };
+  const std::size_t own = first_lock();
   for (const int error : {ENOSYS, EOPNOTSUPP}) {
-    const CallWatch watch(folder, {.rank = 0, .at = lock + 1, .error = error});
+    const CallWatch watch(folder, {.rank = 0, .at = own, .error = error});
     for (const std::string& said : heard_of_save(folder, ++step)) CHECK(said == "");
     CHECK(complaint(folder, step) == "");
   }
   // Of the sweep.
-  fs::create_directory(root / ".unfinished-step-9-0");
-  const CallWatch watch(folder, {.rank = 0, .at = lock + 1, .error = ENOSYS});
+  const auto leave = [&] { fs::create_directory(root / ".unfinished-step-9-0"); };
+  leave();
+  const std::size_t of_sweep = first_lock();
+  CHECK(hidden_in(folder).empty());
+  leave();
+  const CallWatch watch(folder, {.rank = 0, .at = of_sweep, .error = ENOSYS});
   for (const std::string& said : heard_of_save(folder, ++step)) CHECK(said == "");
   CHECK(hidden_in(folder).size() == 1);
 }
