@@ -165,6 +165,7 @@ Manifest::File RankFile::write(const std::string& folder, int rank, const std::s
   const std::string text = head();
   file.write(0, text);
   file.finish();
+  ++progress.syncs;
   return {name(rank), data_begin + size_bytes, checksum_of(text.data(), text.size())};
 }
 

@@ -30,7 +30,8 @@ using ReadPiece = std::function<std::span<const std::byte>(const OwnBox& box, st
 
 // How far a rank's writing is; others look at it meanwhile.
 struct WriteProgress {
-  std::atomic<std::int64_t> bytes = 0;
+  std::atomic<std::int64_t> bytes = 0, syncs = 0;
+  std::int64_t moves() const { return bytes + syncs; }
   std::atomic<bool> is_cancelled = false;  // ends it at its next piece, as it were written
 };
 

@@ -85,7 +85,7 @@ class Saver::State::Waiting {
   static constexpr std::chrono::seconds kPatience{10};
 
   bool stands_still() {
-    if (const std::int64_t bytes = state_.progress.bytes; std::exchange(bytes_, bytes) != bytes)
+    if (const std::int64_t moves = state_.progress.moves(); std::exchange(moves_, moves) != moves)
       grown_ = Clock::now();
     return Clock::now() - grown_ >= kPatience;
   }
@@ -95,14 +95,14 @@ class Saver::State::Waiting {
   const Clock::time_point begin_ = Clock::now();
   Clock::time_point polled_ = begin_, grown_ = begin_;
   Clock::duration pause_ = std::chrono::milliseconds(1);
-  std::int64_t bytes_ = 0;
+  std::int64_t moves_ = 0;
   int told_ = 0;
 };
 
 void Saver::State::begin(std::int64_t step, const std::vector<Part>& parts,
                          const Scalars& scalars) {
   saving.emplace(folder, step, parts, scalars, world, options);
-  progress.bytes = 0;
+  progress.bytes = progress.syncs = 0;
   progress.is_cancelled = false;
   is_asked = false;
 }
@@ -160,7 +160,7 @@ void Saver::State::go_on() {
       writer.end();
       saving->exchange();
       phase = Phase::committing;
-      if (world.rank() == 0) writer.begin([this] { saving->commit(); });
+      if (world.rank() == 0) writer.begin([this] { saving->commit(progress); });
       return;
     case Phase::committing:
       writer.end();

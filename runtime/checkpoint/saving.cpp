@@ -205,14 +205,19 @@ void Saving::expect_whole(const std::string& part) const {
   }
 }
 
-void Saving::commit() {
+void Saving::commit(WriteProgress& progress) {
   if (!made_) return;
   for (const std::string& part : doubtful_) expect_whole(part);
-  for (const RankFile& file : files_) sync_folder(hidden_ + '/' + file.part);
+  for (const RankFile& file : files_) {
+    sync_folder(hidden_ + '/' + file.part);
+    ++progress.syncs;
+  }
   NewFile file(hidden_ + '/' + Manifest::kName);
   file.write(0, manifest_.to_string());
   file.finish();
+  ++progress.syncs;
   made_->commit();
+  ++progress.syncs;
   if (options_.keep_latest == 0) return;
   try {
     keep_newest(folder_, options_.keep_latest, options_.loaded);

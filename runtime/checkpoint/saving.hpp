@@ -36,7 +36,7 @@ class Saving {
   void exchange();
   // On rank 0, which may be any thread of it: gives the checkpoint its name. Throws: ContractError
   // for ranks that do not have each row of each tensor once; as checkpoint::save.
-  void commit();
+  void commit(WriteProgress& progress);
 
   std::int64_t step() const noexcept { return manifest_.step; }
 

@@ -280,8 +280,8 @@ TEST_CASE("files beyond those that stay open are read as well, unless they chang
     CHECK(second == 10 * i + 1);
   }
   const std::string last = folder / ("m" + std::to_string(readers.size() - 1));
-  std::filesystem::last_write_time(last, std::filesystem::file_time_type::clock::now() +
-                                             std::chrono::seconds(1));
+  std::filesystem::last_write_time(
+      last, std::filesystem::file_time_type::clock::now() + std::chrono::seconds(1));
   CHECK(has(fault_of([&] { (void)readers.back()->bytes(*readers.back()->find("a")); }),
             "data: safetensors file '" + last + "' was changed while it was in use"));
   readers.clear();

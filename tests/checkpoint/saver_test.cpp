@@ -159,7 +159,7 @@ TEST_CASE("a save of values that were not copied would be of another step", "[ch
         },
         progress);
     saving.exchange();
-    saving.commit();
+    saving.commit(progress);
   });
   CHECK(has(strange(at, 1), "has 2 in step 1"));
 }

@@ -13,9 +13,9 @@ struct ShardReset {
   std::string cause;  // why the step failed: the first rank that did, and what it threw
   // Every rank has the parameters and optimizer state of the same update; Optimizer::steps() says
   // of which. False when the step failed during the update, or before another write to them had run
-  // (Parameter::edit, a load); when it was the first behind freezing a parameter, so that some ranks
-  // may have dropped its moments; over NCCL also when a GPU had an update in flight, which it has
-  // perhaps made. The program then has to load them. Until it has, a step is a ContractError on
+  // (Parameter::edit, a load); when it was the first behind freezing a parameter, so that some
+  // ranks may have dropped its moments; over NCCL also when a GPU had an update in flight, which it
+  // has perhaps made. The program then has to load them. Until it has, a step is a ContractError on
   // every rank.
   bool parameters_are_consistent = true;
 };
