@@ -140,9 +140,10 @@ Saving::Saving(const std::string& folder, std::int64_t step, std::vector<Part> p
     expect_keeps(options);
     for (Part& part : parts) {
       if (part.refresh) part.refresh(part);
-      TESSERA_EXPECT(is_plain_name(part.name) && part.name != Manifest::kName,
-                     "checkpoint::save: part ", shown(part.name), " is no plain file name, or '",
-                     Manifest::kName, "'; give it another name");
+      TESSERA_EXPECT(is_plain_name(part.name), "checkpoint::save: part ", shown(part.name),
+                     " is no plain file name; give another name");
+      TESSERA_EXPECT(part.name != Manifest::kName, "checkpoint::save: part '", part.name,
+                     "' has the manifest's name; give another name");
       TESSERA_EXPECT(manifest_.parts.try_emplace(part.name, part.prefix, part.scalars).second,
                      "checkpoint::save: part '", part.name, "' is given twice");
       files_.push_back(RankFile::of(part));
