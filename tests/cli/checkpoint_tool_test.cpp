@@ -262,7 +262,8 @@ TEST_CASE("an export that a signal or a full disk ends leaves nothing", "[checkp
   const std::size_t entries = folder.entries();
   for (const auto& [name, number] : {std::pair("TERM", SIGTERM), std::pair("HUP", SIGHUP)}) {
     const Outcome stopped =
-        command(std::string("tessera-checkpoint export big.safetensors out & run=$!; "
+        command(std::string("env --default-signal tessera-checkpoint export big.safetensors out & "
+                            "run=$!; "
                             "until ls -A | grep -q unfinished-out; do :; done; kill -") +
                 name + " $run; wait $run");
     INFO(name << stopped.out << stopped.err);
