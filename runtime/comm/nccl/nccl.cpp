@@ -6,7 +6,6 @@
 
 #include "kernels/kernel_table.hpp"
 #include "runtime/comm/agreement.hpp"
-#include "runtime/comm/nccl/mistakes.hpp"
 #include "runtime/comm/nccl/nccl_footprint.hpp"
 #include "runtime/comm/nccl/nccl_group.hpp"
 #include "runtime/comm/poll_thread.hpp"
@@ -112,7 +111,7 @@ class NcclBackend final : public World::Backend {
 
   void drop_graphs(const std::string& why) {
     static_cast<void>(context_->acting_driver());
-    if (!makes(NcclMistake::keeps_graphs)) context_->drop_graphs(why);
+    context_->drop_graphs(why);
   }
 
   // The watch thread's, whose device is at first GPU 0, as every thread's.

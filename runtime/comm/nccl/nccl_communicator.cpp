@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "runtime/comm/agreement.hpp"
-#include "runtime/comm/nccl/mistakes.hpp"
 #include "runtime/comm/nccl/nccl_footprint.hpp"
 #include "runtime/comm/nccl/nccl_group.hpp"
 #include "runtime/comm/pull.hpp"
@@ -76,7 +75,7 @@ class NcclCommunicator final : public Communicator {
 
   // Events of a capture would say nothing, and may not be asked: events around each replay do.
   void run(const GroupCall& call, Exec& exec) {
-    const bool is_captured = context_.is_capturing() && !makes(NcclMistake::asks_captured_events);
+    const bool is_captured = context_.is_capturing();
     if (is_captured)
       will_replay(call.seq);
     else

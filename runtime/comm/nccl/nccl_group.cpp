@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "runtime/comm/agreement.hpp"
-#include "runtime/comm/nccl/mistakes.hpp"
 #include "runtime/comm/planned_nccl.hpp"
 #include "tessera/device/device_context.hpp"
 
@@ -42,9 +41,6 @@ void NcclGroup::open(NcclGroup* whole) {
 
 void NcclGroup::open(NcclRole& role, std::string_view name) {
   const NcclOptions& options = world_.options().nccl;
-  if (makes(NcclMistake::makes_in_other_order) && world_.rank() == 1)
-    for (auto other = roles_.rbegin(); other->get() != &role; ++other)
-      if (!(*other)->comm.native) world_.split(base_, 0, seat_.rank, {1, 0}, (*other)->comm);
   const bool has_zero_ctas = name == "gather" && options.gather_policy == GatherPolicy::zero;
   world_.split(base_, 0, seat_.rank, {most_ctas(name, options), has_zero_ctas}, role.comm);
   role.has_windows = name != "control" && options.windows;
@@ -58,8 +54,6 @@ void NcclGroup::make_windows(NcclRole& role) {
   for (const auto& memory : memories_) own += concat(memory->number(), ' ');
   std::map<std::int64_t, std::size_t> ranks_that_have = count_numbers(
       tell_all(concat("windows on ", name(role.stream())), own, world_.init_timeout()));
-  if (makes(NcclMistake::registers_in_other_order) && world_.rank() == 1)
-    std::ranges::reverse(memories_);
   for (const auto& memory : memories_)
     if (ranks_that_have[memory->number()] == seat_.ranks.size()) memory->make_window(role.comm);
 }

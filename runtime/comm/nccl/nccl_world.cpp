@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "runtime/base/wait.hpp"
-#include "runtime/comm/nccl/mistakes.hpp"
 #include "runtime/comm/nccl/nccl_abort.hpp"
 #include "runtime/comm/nccl/nccl_library.hpp"
 #include "tessera/base/log.hpp"
@@ -157,10 +156,7 @@ std::unique_lock<std::mutex> NcclWorld::lock_unless_failed() const {
 void NcclWorld::join(Comm& made) {
   kernels::NcclId id{};
   const std::string at = key("id");
-  if (rank() == 0 && attempt_ > 1 && makes(NcclMistake::uses_an_old_id)) {
-    store_->set(at, store_->get(key("id", attempt_ - 1), init_timeout()));
-    std::memcpy(id.bytes, store_->get(at, init_timeout()).data(), sizeof id.bytes);
-  } else if (rank() == 0) {
+  if (rank() == 0) {
     check(nccl_->make_id(&id));
     store_->set(at, {id.bytes, sizeof id.bytes});
   } else {
@@ -360,17 +356,15 @@ void NcclWorld::abort_all() noexcept {
                     why = failure.empty() ? "its world ends, or begins anew" : failure;
   abort_in_time(why, [&] {
     if (drop_graphs_) drop_graphs_(why);
-    const std::size_t at_once = makes(NcclMistake::aborts_one_by_one) ? 1 : comms_.size();
     for (int pass = 0; pass < 2; ++pass) {
       std::vector<void*> natives;
       for (Comm* comm : comms_)
         if (void* const native = std::atomic_ref(comm->native).exchange(nullptr))
           natives.push_back(native);
-      for (std::size_t i = 0; i < natives.size(); i += at_once) {
-        const auto n = static_cast<std::int32_t>(std::min(at_once, natives.size() - i));
-        if (const char* const error = nccl_->abort(natives.data() + i, n))
-          log(LogLevel::warning, concat("World::nccl: rank ", rank(), ": ", error));
-      }
+      const char* const error =
+          natives.empty() ? nullptr
+                          : nccl_->abort(natives.data(), static_cast<std::int32_t>(natives.size()));
+      if (error) log(LogLevel::warning, concat("World::nccl: rank ", rank(), ": ", error));
     }
   });
   comms_.clear();
