@@ -168,7 +168,7 @@ std::string NcclGroup::difference(int rank) {
   const std::string bytes = world_.ask(concat("calls of group ", number_, " in full from ", rank));
   calls.resize(bytes.size() / sizeof(FlightEntry));
   std::memcpy(static_cast<void*>(calls.data()), bytes.data(), calls.size() * sizeof(FlightEntry));
-  const std::string why = describe_difference(recorder_, seat_.ranks[0], calls, rank);
+  std::string why = describe_difference(recorder_, seat_.ranks[0], calls, rank);
   if (!why.empty()) return why;
   return concat("ranks ", seat_.ranks[0], " and ", rank, " have submitted other calls in '",
                 seat_.group, "'; every rank must submit the same collectives in the same order");
