@@ -74,7 +74,7 @@ bool StoreClient::wait_until_full(Clock::time_point deadline) {
   if (is_full_) return true;
   throw CommError(concat("the store: rank ", rank_, " has waited for its whole timeout: ",
                          missing ? missing->value : "the store does not say who never came",
-                         "; start all ranks within the time"));
+                         "; start all ranks within init_timeout_seconds, or raise it"));
 }
 
 void StoreClient::set(std::string_view key, std::string_view value) {

@@ -46,9 +46,10 @@ void StoreState::seat(Session session, const Message& hello) {
   const auto rank = static_cast<int>(hello.number);
   Seat& seat = seats_[static_cast<std::size_t>(rank)];
   if (seat.session != 0 || (rank == 0 && who != seat.who))
-    return dismiss(session, MessageKind::refused,
-                   concat("rank ", rank, " is claimed twice, by ", seat.who, " and by ", who,
-                          "; give each process a rank of its own"));
+    return dismiss(
+        session, MessageKind::refused,
+        concat("rank ", rank, " is claimed twice, by ", seat.who, " and by ", who,
+               "; give each process a rank of its own, and each job its own port or run id"));
   seat = {.session = session, .who = who};
   sessions_.at(session).rank = rank;
   ++taken_;
