@@ -31,6 +31,12 @@ std::vector<std::vector<std::int32_t>> tokens_of(const std::vector<nn::Continuat
   return tokens;
 }
 
+nn::SampleOptions draws(bool stops) {
+  nn::SampleOptions options{.top_k = 6, .seed = 3};
+  if (stops) options.stop_tokens = {1, 4};
+  return options;
+}
+
 // A policy: a language model with a head for values, whose root has the model's last norm.
 class Policy : public nn::Module {
  public:
@@ -56,8 +62,7 @@ TEST_CASE("ranks with other prompts generate what a whole model does", "[threads
   nn::Llama whole(config());
   nn::init(whole, {kSeed}, Device::cpu());
   for (const bool stops : {false, true}) {
-    nn::SampleOptions options{.top_k = 6, .seed = 3};
-    if (stops) options.stop_tokens = {1, 4};
+    const nn::SampleOptions options = draws(stops);
     const auto all = on_ranks(2, [&](World& world) {
       nn::Llama model(config());
       shard_parts(model,
@@ -85,8 +90,7 @@ TEST_CASE("a rank without prompts takes part in the calls of the others", "[thre
   nn::Llama whole(config());
   nn::init(whole, {kSeed}, Device::cpu());
   for (const bool stops : {false, true}) {
-    nn::SampleOptions options{.top_k = 6, .seed = 3};
-    if (stops) options.stop_tokens = {1, 4};
+    const nn::SampleOptions options = draws(stops);
     const auto all = on_ranks(2, [&](World& world) {
       nn::Llama model(config());
       shard_parts(model, {.mesh = DeviceMesh::flat(world)});
