@@ -142,7 +142,7 @@ TEST_CASE("a checkpoint that can't be saved ends the run in order, with its weig
       kResumed + mode +
           "--ranks 2 --training.steps=1000000 --checkpoint.interval=50 --save=w.safetensors "
           "> log & run=$!; until [ -e checkpoint/step-100 ]; do sleep 0.05; done; "
-          "mv checkpoint gone; touch checkpoint; wait $run",
+          "kill -STOP $run; mv checkpoint gone; touch checkpoint; kill -CONT $run; wait $run",
       folder.path().string());
   INFO(run.err << folder.read("log"));
   CHECK(run.exit_code == 1);
