@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/base/machine.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/detail/device/driver.hpp"
 #include "tessera/device/device_context.hpp"
@@ -69,6 +70,36 @@ Chosen choose_by_memory(const Config& config, std::optional<std::int64_t> limit,
   throw OutOfMemory(concat("memory.limit: nothing fits within ", *limit, " bytes a rank: ", plans,
                            "; make the model or the batch smaller, recompute more "
                            "(activation_checkpoint.mode), or use more ranks"));
+}
+
+Chosen choose_for(Config config, const World& world, std::int64_t heldout_samples) {
+  if (world.kind() != WorldKind::nccl) config.comm.windows = false;  // nor are there granules
+  const std::int64_t batch = split_batch(config, world.size()).local * world.size();
+  return choose_by_memory(
+      config, memory_limit(config, world),
+      [&](const Config& c) {
+        MemoryPlan plan =
+            plan_memory(c, world.rank(), world.size(), nullptr,
+                        std::clamp<std::int64_t>(ceil_div(heldout_samples, batch), 1, 2));
+        plan.has_nccl = world.kind() == WorldKind::nccl && !c.memory.limit;  // it shares the GPU
+        return plan;
+      },
+      [&world](double bytes) { return world.max(bytes); });
+}
+
+// A CPU's two memories are one machine's.
+void check_machine(const MemoryPlan& plan, const World& world, std::int64_t weight_bytes) {
+  if (world.device().kind() != DeviceKind::cpu) return;
+  const PhaseMemory most = largest(plan.steps);
+  const std::int64_t size = world.size(), here = world.kind() == WorldKind::local ? size : 1,
+                     have = physical_memory_bytes(),
+                     rank = std::max(weight_bytes / size,
+                                     most.reserved_bytes + most.host_reserved_bytes);
+  if (have == 0 || rank <= have / here) return;
+  throw OutOfMemory(concat("memory planned: ", mebibytes(rank), " a rank for ", here,
+                           here == 1 ? " rank" : " ranks", ", and this machine has ",
+                           mebibytes(have),
+                           "; make the model or the batch smaller, or use more machines"));
 }
 
 }  // namespace tessera::train

@@ -28,6 +28,15 @@ Chosen choose_by_memory(const Config& config, std::optional<std::int64_t> limit,
                         const std::function<MemoryPlan(const Config&)>& plan_of,
                         const std::function<double(double)>& most);
 
+// The choice of a rank of `world` for a run whose evaluations take `heldout_samples` samples, and
+// no windows of NCCL where there is no NCCL. Collective.  Throws: as choose_by_memory.
+Chosen choose_for(Config config, const World& world, std::int64_t heldout_samples);
+
+// Throws: OutOfMemory where this machine has too little for its ranks, each with `weight_bytes` of
+// all ranks' weights at the least. A system without that much would kill the process without a
+// line. A GPU's driver says it.
+void check_machine(const MemoryPlan& plan, const World& world, std::int64_t weight_bytes);
+
 // What is set aside in all phases of a run, in a plan, with what NCCL takes where that counts.
 std::int64_t reserved_bytes(const MemoryPlan& plan);
 

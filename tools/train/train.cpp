@@ -3,45 +3,37 @@
 #include "tools/train/train.hpp"
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cmath>
 #include <csignal>
 #include <exception>
-#include <map>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
-#include <string_view>
 #include <utility>
-#include <vector>
 
-#include "runtime/base/machine.hpp"
-#include "runtime/comm/planned_nccl.hpp"
 #include "runtime/device/testing.hpp"
 #include "tessera/base/log.hpp"
 #include "tessera/base/philox.hpp"
 #include "tessera/checkpoint/model.hpp"
 #include "tessera/detail/base/utf8.hpp"
 #include "tessera/device/workers.hpp"
-#include "tessera/nn/generate.hpp"
 #include "tessera/run/run.hpp"
 #include "tessera/run/watchdog.hpp"
 #include "tools/train/agreement.hpp"
 #include "tools/train/dry_run.hpp"
 #include "tools/train/flight_record_file.hpp"
 #include "tools/train/inputs.hpp"
+#include "tools/train/memory_account.hpp"
 #include "tools/train/memory_choice.hpp"
-#include "tools/train/memory_plan.hpp"
 #include "tools/train/run_checkpoints.hpp"
+#include "tools/train/run_report.hpp"
 #include "tools/train/signals.hpp"
+#include "tools/train/text_sample.hpp"
 
 namespace tessera::train {
 namespace {
-
-// Byte counts travel as doubles, which hold them exactly.
-std::int64_t bytes_of(double count) { return static_cast<std::int64_t>(count); }
 
 WorldOptions world_options(const Config& config, const std::shared_ptr<RaceChecker>& checker) {
   return {.device = device_choice(config),
@@ -53,6 +45,17 @@ WorldOptions world_options(const Config& config, const std::shared_ptr<RaceCheck
           .heartbeat_timeout_seconds = static_cast<double>(config.comm.heartbeat_timeout_seconds),
           .init_timeout_seconds = static_cast<double>(config.comm.init_timeout_seconds),
           .nccl = nccl_options(config)};
+}
+
+// Collective.
+LargestOfRanks largest_of(const StepResult& step, const PhaseMemory& planned, const World& world) {
+  // Byte counts travel as doubles, which hold them exactly.
+  double most[] = {
+      step.exposed_seconds, step.host_seconds, static_cast<double>(step.memory.peak_bytes),
+      static_cast<double>(planned.peak_bytes), static_cast<double>(step.memory.reserved_bytes)};
+  world.max(most);
+  const auto bytes = [](double count) { return static_cast<std::int64_t>(count); };
+  return {most[0], most[1], bytes(most[2]), bytes(most[3]), bytes(most[4])};
 }
 
 // The run of one rank.
@@ -77,8 +80,12 @@ class Run {
         checkpoints_ = std::make_unique<RunCheckpoints>(config_, inputs_, world_, model->numel());
       if (speaks_ && !config_.flags.save.empty())
         named("--save", [&] { check_space(config_.flags.save, 4 * model->numel()); });
-      if (config_.training.steps > 0) choose();
-      check_memory(4 * model->numel());
+      if (config_.training.steps > 0) {
+        chosen_ =
+            choose_for(config_, world_, inputs_.loader ? inputs_.loader->heldout_samples() : 1);
+        config_ = chosen_.config;
+      }
+      check_machine(chosen_.plan, world_, 4 * model->numel());
     }
     trainer_ = std::make_unique<Trainer>(config_, world_);
     nn::LanguageModel& model = trainer_->model();
@@ -86,10 +93,9 @@ class Run {
     if (inputs_.load) named("--load", [&] { nn::load(model, *inputs_.load); });
     if (checkpoints_) checkpoints_->prepare(*trainer_);
     world_.barrier();
-    if (speaks_)
-      console_ = std::make_unique<Console>(Terminal::detect(), config_.training.steps,
-                                           config_.metrics.log_freq, physical_memory_bytes());
-    if (config_.training.steps > 0) say([&] { describe(model); });
+    report_.emplace(config_, inputs_, world_);
+    account_.emplace(chosen_.plan, world_, *report_);
+    if (config_.training.steps > 0) report_->describe(model, chosen_);
     if (checkpoints_) {
       checkpoints_->resume(*trainer_, lines_);
       first_step_ = steps_done_ = checkpoints_->first_step();
@@ -99,15 +105,13 @@ class Run {
     const bool stopped = train();
     if (!save_failure_) keep([&] { checkpoints_->finish(lines_); });
     if (const int signal = agreed_signal(); stopped && signal != 0)
-      say([&] {
-        console_->line(concat("stopped by ",
-                              signal == SIGINT   ? "SIGINT"
-                              : signal == SIGHUP ? "SIGHUP"
-                                                 : "SIGTERM",
-                              " after step ", steps_done_));
-      });
+      report_->line(concat("stopped by ",
+                           signal == SIGINT   ? "SIGINT"
+                           : signal == SIGHUP ? "SIGHUP"
+                                              : "SIGTERM",
+                           " after step ", steps_done_));
     if (steps_done_ > first_step_) report_memory();
-    if (evaluation_.peak_bytes > 0) report_phase("evaluation", plan_.evaluation, evaluation_);
+    account_->report_evaluation();
     // Else nothing that was not there before.
     const bool learnt = !diverged_ || steps_done_ > first_step_ + 1;
     const std::string saved = config_.flags.save.empty() ? "nothing was saved"
@@ -115,12 +119,12 @@ class Run {
                                                          : "there was no step before it to save";
     int signal = agreed_signal();
     if (speaks_ && traces_) traces_->write();
-    for (const std::exception_ptr& failure : {save_failure_, output_failure_})
+    for (const std::exception_ptr& failure : {save_failure_, report_->failure()})
       if (failure) std::rethrow_exception(failure);
     if (!stopped && !config_.flags.sample.empty()) {
       restore_signal_handlers();  // nothing is left to save
       signal = agreed_signal();
-      if (signal == 0) sample(model);
+      if (signal == 0) report_->line(continued_text(model, config_));
     }
     if (diverged_) {
       if (speaks_)
@@ -138,59 +142,6 @@ class Run {
   // another than its peers, and all end with one code.
   int agreed_signal() const { return static_cast<int>(world_.max(requested_signal())); }
 
-  // Collective.
-  void choose() {
-    if (world_.kind() != WorldKind::nccl) config_.comm.windows = false;  // nor are there granules
-    const std::int64_t heldout = inputs_.loader ? inputs_.loader->heldout_samples() : 1,
-                       batch = split_batch(config_, world_.size()).local * world_.size();
-    Chosen chosen = choose_by_memory(
-        config_, memory_limit(config_, world_),
-        [&](const Config& c) {
-          MemoryPlan plan = plan_memory(c, world_.rank(), world_.size(), nullptr,
-                                        std::clamp<std::int64_t>(ceil_div(heldout, batch), 1, 2));
-          plan.has_nccl = world_.kind() == WorldKind::nccl && !c.memory.limit;  // it shares the GPU
-          return plan;
-        },
-        [this](double bytes) { return world_.max(bytes); });
-    config_ = std::move(chosen.config);
-    plan_ = std::move(chosen.plan);
-    chosen_ = std::move(chosen.told);
-  }
-
-  // A system without that much would kill the process without a line. A GPU's driver says it. A
-  // CPU's two memories are one machine's.
-  void check_memory(std::int64_t weight_bytes) {
-    if (world_.device().kind() != DeviceKind::cpu) return;
-    const PhaseMemory most = largest(plan_.steps);
-    const std::int64_t size = world_.size(), here = world_.kind() == WorldKind::local ? size : 1,
-                       have = physical_memory_bytes(),
-                       rank = std::max(weight_bytes / size,
-                                       most.reserved_bytes + most.host_reserved_bytes);
-    if (have == 0 || rank <= have / here) return;
-    throw OutOfMemory(concat("memory planned: ", mebibytes(rank), " a rank for ", here,
-                             here == 1 ? " rank" : " ranks", ", and this machine has ",
-                             mebibytes(have),
-                             "; make the model or the batch smaller, or use more "
-                             "machines"));
-  }
-
-  // What rank 0 writes for people, and the metrics, each until it fails. Then the run ends in
-  // order, so that the weights are saved before the first failure is thrown.
-  template <class F>
-  void say(const F& f) {
-    attempt(says_, f);
-  }
-  template <class F>
-  void attempt(bool& still, const F& f) {
-    if (!speaks_ || !still) return;
-    try {
-      f();
-    } catch (const DeviceError&) {
-      still = false;
-      if (!output_failure_) output_failure_ = std::current_exception();
-    }
-  }
-
   // What checkpoints do. Where a save fails the run ends in order, too. Returns whether it goes on.
   template <class F>
   bool keep(const F& f) {
@@ -203,50 +154,10 @@ class Run {
     }
   }
 
-  void say_line(const std::string& line) {
-    say([&] { console_->line(line); });
-  }
   // The first sample of a step, in the order of training.
   std::int64_t sample_of(std::int64_t step) const {
     return (checkpoints_ ? checkpoints_->first_sample() : 0) +
            (step - first_step_) * split_batch(config_, world_.size()).global;
-  }
-
-  void describe(nn::LanguageModel& model) {
-    console_->line(concat("model ", config_.model.name == ModelName::llama ? "llama" : "gpt2",
-                          " with ", model.numel(), " parameters on ", world_.size(),
-                          world_.size() == 1 ? " rank" : " ranks",
-                          world_.device().kind() == DeviceKind::cuda
-                              ? concat(" on ", config_.flags.device)
-                              : concat(", ", world_.threads(),
-                                       world_.threads() == 1 ? " thread" : " threads", " a rank")));
-    if (const std::string strategy = describe_strategy(config_, world_.size()); !strategy.empty())
-      console_->line(strategy);
-    if (world_.kind() == WorldKind::nccl) console_->line(describe_nccl());
-    if (world_.kind() == WorldKind::emulated)
-      console_->line(concat("emulated: the first of ", world_.size(),
-                            " ranks runs without its peers; the wire takes no time, and losses and "
-                            "norms, which mean nothing, are not shown"));
-    if (inputs_.loader)
-      console_->line(concat("data ", config_.data.path, ": ", inputs_.loader->samples(),
-                            " samples of ", config_.training.seq_len, " tokens to train on, ",
-                            inputs_.loader->heldout_samples(), " held out"));
-    console_->line(concat("memory planned: ", mebibytes(plan_.steps.back().peak_bytes),
-                          " a rank at the peak of a step"));
-    if (!chosen_.empty()) console_->line(chosen_);
-  }
-
-  // Which of its ways NCCL was given.
-  std::string describe_nccl() const {
-    const NcclOptions options = nccl_options(config_);
-    return concat("NCCL: ", options.windows ? "windows" : "no windows",
-                  options.gather_policy == GatherPolicy::zero
-                      ? ", gathers by copy engines where it can"
-                      : ", gathers as it wants",
-                  options.reduce_max_ctas > 0
-                      ? concat(", reductions with at most ", options.reduce_max_ctas, " CTAs")
-                      : ", reductions with as many CTAs as it wants",
-                  options.ordered_sums ? ", all sums in rank order" : "");
   }
 
   // Returns whether it was stopped.
@@ -263,25 +174,18 @@ class Run {
     for (std::int64_t step = first_step_; step < config_.training.steps; ++step) {
       const auto begin = std::chrono::steady_clock::now();
       const StepResult result = trace.during(step, [&] {
-        return trainer_->step(step, fill, requested_signal() != 0 || output_failure_,
+        return trainer_->step(step, fill, requested_signal() != 0 || report_->failure(),
                               checkpoints_ ? checkpoints_->term() : 0);
       });
       if (step + 1 == std::min(config_.training.steps, first_step_ + StepTrace::kSteps) ||
           result.stop || result.diverged)
         trace.finish();
-      const PhaseMemory planned = plan_.of_step(step - first_step_), used = result.memory;
-      if (!off_plan_ && used != planned) off_plan_ = {step, used};
-      // The largest of all ranks; report() names the numbers. An emulated rank counts for its
-      // peers.
-      std::array<double, 5> largest = {
-          result.exposed_seconds, result.host_seconds, static_cast<double>(used.peak_bytes),
-          static_cast<double>(planned.peak_bytes), static_cast<double>(used.reserved_bytes)};
-      world_.max(largest);
+      const LargestOfRanks largest =
+          largest_of(result, chosen_.plan.of_step(step - first_step_), world_);
       const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - begin;
       steps_done_ = step + 1;
-      peak_ = std::max(peak_, bytes_of(largest[2]));
-      host_peak_ = std::max(host_peak_, used.host_peak_bytes);
-      report(step, result, largest, tokens / wall.count(), flops);
+      account_->add_step(step - first_step_, result.memory, largest.peak_bytes);
+      report_->step(step, result, largest, tokens / wall.count(), flops);
       diverged_ = result.diverged;
       if (diverged_)
         not_finite_ = !result.bad_parameter.empty()
@@ -305,29 +209,6 @@ class Run {
     return false;
   }
 
-  void report(std::int64_t step, const StepResult& result, const std::array<double, 5>& largest,
-              double tokens_per_second, double flops) {
-    StepMetrics m;
-    m.step = step + 1;
-    const bool means = world_.kind() != WorldKind::emulated;  // sums over ranks that are there
-    m.loss = means ? result.loss : std::nan("");
-    m.grad_norm = means ? result.grad_norm : std::nan("");
-    m.lr = result.lr;
-    m.tokens_per_second = tokens_per_second;
-    m.tflops = tokens_per_second * flops / world_.size() * 1e-12;
-    if (config_.metrics.peak_tflops) m.mfu = *m.tflops / *config_.metrics.peak_tflops;
-    const auto& [exposed_seconds, host_seconds, peak, planned, reserved] = largest;
-    if (exposed_seconds >= 0) m.exposed_comm_ms = exposed_seconds * 1e3;
-    if (host_seconds >= 0) m.host_ms = host_seconds * 1e3;
-    m.memory_peak_bytes = bytes_of(peak);
-    m.memory_planned_bytes = bytes_of(planned);
-    m.memory_reserved_bytes = bytes_of(reserved);
-    attempt(measures_, [&] {
-      if (inputs_.jsonl) inputs_.jsonl->write(m);
-    });
-    say([&] { console_->step(m); });
-  }
-
   void validate_model(std::int64_t step) {
     if (!inputs_.loader || inputs_.loader->heldout_samples() == 0) return;
     if (world_.kind() == WorldKind::emulated) return;
@@ -337,11 +218,17 @@ class Run {
         [&](std::int64_t first, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) {
           inputs_.loader->heldout(first, inputs, targets);
         });
-    say([&] { console_->validation(step, loss); });
-    const PhaseMemory now = trainer_->phase_memory();
-    evaluation_ = {std::max(evaluation_.peak_bytes, now.peak_bytes), now.reserved_bytes,
-                   std::max(evaluation_.host_peak_bytes, now.host_peak_bytes),
-                   now.host_reserved_bytes};
+    report_->validation(step, loss);
+    account_->add_evaluation(trainer_->phase_memory());
+  }
+
+  // Collective.
+  void report_memory() {
+    const std::int64_t count = steps_done_ - first_step_;
+    account_->report_steps(first_step_, count);
+    if (config_.training.captured_step) report_->line(trainer_->captured_steps(steps_done_));
+    if (config_.training.enable_cpu_offload || config_.checkpoint.stages())
+      account_->report_host(count);
   }
 
   // Returns what became of the weights, after "... of step N is not finite; ".
@@ -363,90 +250,8 @@ class Run {
     } catch (const DataError& error) {  // it could be written when the run began
       throw DeviceError(error.what(), error.where());
     }
-    if (steps_done_ > first_step_) report_phase("the save", plan_.save, trainer_->phase_memory());
+    if (steps_done_ > first_step_) account_->report_save(trainer_->phase_memory());
     return "the weights before it are saved";
-  }
-
-  // Collective. Of the largest rank, and on how many each number is that of the rank's own plan.
-  void report_phase(std::string_view phase, const PhaseMemory& planned, const PhaseMemory& used) {
-    double most[] = {static_cast<double>(planned.peak_bytes), static_cast<double>(used.peak_bytes),
-                     static_cast<double>(planned.reserved_bytes),
-                     static_cast<double>(used.reserved_bytes)};
-    world_.max(most);
-    const std::string equal = equal_ranks(planned == used);
-    say([&] {
-      console_->line(concat("memory a rank in ", phase, ": planned peak ", bytes_of(most[0]),
-                            " bytes, used ", bytes_of(most[1]), " bytes; planned reserve ",
-                            bytes_of(most[2]), " bytes, used ", bytes_of(most[3]), " bytes; ",
-                            equal));
-    });
-  }
-
-  // Collective.
-  void report_memory() {
-    const std::string equal = equal_ranks(!off_plan_);
-    const PhaseMemory own = plan_.of_steps(steps_done_ - first_step_);
-    const std::int64_t planned = bytes_of(world_.max(static_cast<double>(own.peak_bytes)));
-    say([&] {
-      console_->line(concat("memory a rank: planned peak ", planned, " bytes, used ", peak_,
-                            " bytes (", mebibytes(peak_), ")",
-                            planned == peak_ ? ", as planned; " : "; ", equal));
-    });
-    if (world_.kind() == WorldKind::nccl) report_nccl();
-    const auto never = static_cast<double>(steps_done_);
-    const double first = -world_.max(off_plan_ ? -static_cast<double>(off_plan_->step) : -never);
-    if (first < never) {
-      const auto step = static_cast<std::int64_t>(first);
-      const PhaseMemory here = plan_.of_step(step - first_step_);
-      report_phase(concat("step ", step + 1, ", the first that was not as planned"), here,
-                   off_plan_ && off_plan_->step == step ? off_plan_->used : here);
-    }
-    if (config_.training.captured_step)
-      say([&] { console_->line(trainer_->captured_steps(steps_done_)); });
-    if (!config_.training.enable_cpu_offload && !config_.checkpoint.stages()) return;
-    const std::int64_t most[] = {bytes_of(world_.max(static_cast<double>(own.host_peak_bytes))),
-                                 bytes_of(world_.max(static_cast<double>(host_peak_)))};
-    say([&] {
-      console_->line(concat("on the host: planned peak ", most[0], " bytes, used ", most[1],
-                            " bytes (", mebibytes(most[1]), ")"));
-    });
-  }
-  // Collective. On top of what is planned.
-  void report_nccl() {
-    const double own =
-        static_cast<double>(trainer_->memory().ledger().outside_bytes(comm::kMeasuredNccl));
-    const std::int64_t measured = bytes_of(world_.max(own));
-    say([&] {
-      console_->line(concat("memory of NCCL's communicators, on top: measured ", measured,
-                            " bytes a rank (", mebibytes(measured), "), assumed ", plan_.nccl_bytes,
-                            " bytes (", mebibytes(plan_.nccl_bytes), ")"));
-    });
-  }
-  std::string equal_ranks(bool is_mine_equal) {
-    return concat(static_cast<std::int64_t>(world_.sum(is_mine_equal)), " of ", world_.size(),
-                  " ranks as in their plans");
-  }
-
-  void sample(nn::LanguageModel& model) {
-    std::vector<std::int32_t> text;
-    for (const char c : config_.flags.sample) text.push_back(static_cast<unsigned char>(c));
-    // What comes behind max_seq_len tokens continues the last half of so many.
-    const auto most = static_cast<std::size_t>(model.max_seq_len());
-    const std::size_t end = text.size() + static_cast<std::size_t>(config_.flags.sample_tokens);
-    while (text.size() < end) {
-      const std::size_t context = text.size() < most ? text.size() : (most + 1) / 2,
-                        count = std::min(end - text.size(), most - context + 1);
-      const std::vector<std::int32_t> more =
-          nn::generate(model, std::span(text).last(context), static_cast<std::int64_t>(count),
-                       {.temperature = 0.8,
-                        .top_k = 40,
-                        .seed = static_cast<std::uint64_t>(config_.debug.seed) + text.size()});
-      text.insert(text.end(), more.begin(), more.end());
-    }
-    if (!speaks_) return;
-    std::string bytes;
-    for (const std::int32_t t : text) bytes += static_cast<char>(t);
-    console_->line(as_utf8(bytes));
   }
 
   Config config_;  // with what was chosen
@@ -454,29 +259,21 @@ class Run {
   const World& world_;
   TraceFile* traces_;  // null without --trace
   bool speaks_;
-  MemoryPlan plan_;
-  std::string chosen_;  // how, where there was a choice
+  Chosen chosen_;  // nothing without a step to train
   std::unique_ptr<Trainer> trainer_;
-  std::unique_ptr<Console> console_;
+  std::optional<RunReport> report_;       // from the trainer on
+  std::optional<MemoryAccount> account_;  // beside it
   // Folders may have any name.
-  const RunCheckpoints::Say lines_ = [this](const std::string& line) { say_line(printable(line)); };
+  const RunCheckpoints::Say lines_ = [this](const std::string& line) {
+    report_->line(printable(line));
+  };
   std::unique_ptr<RunCheckpoints> checkpoints_;  // null without checkpoint.enable
   std::int64_t first_step_ = 0;                  // which is the first that this run takes
-  bool says_ = true, measures_ = true;           // neither stdout nor metrics.jsonl has failed
-  std::exception_ptr output_failure_;            // on rank 0, the first
   std::exception_ptr save_failure_;              // of a checkpoint, on all ranks
   std::int64_t steps_done_ = 0;
-  std::int64_t peak_ = 0, host_peak_ = 0;
   bool diverged_ = false;   // in step steps_done_
   std::string not_finite_;  // there
   bool is_saved_ = true;    // or nothing was to be
-  // On this rank, the first step that was not as planned, live or reserved.
-  struct OffPlan {
-    std::int64_t step;
-    PhaseMemory used;
-  };
-  std::optional<OffPlan> off_plan_;
-  PhaseMemory evaluation_;
 };
 
 }  // namespace
