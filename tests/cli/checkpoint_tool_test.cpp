@@ -112,6 +112,28 @@ TEST_CASE("verify finds a flipped byte, a missing file and one too many", "[chec
   }
 }
 
+TEST_CASE("verify names whatever no manifest names, in every folder of a step",
+          "[checkpoint_tool]") {
+  const Run run(2);
+  for (const char* const stray : {"notes.txt", ".hidden", "optimizer/shard", "model/.hidden"}) {
+    const std::string path = std::string("checkpoint/step-2/") + stray;
+    run.write(path, "some");
+    const Outcome found = run.tool("verify checkpoint/step-2/");
+    INFO(found.out << found.err);
+    CHECK(found.exit_code == 1);
+    CHECK(found.out.starts_with("'" + path + "' is in no manifest; move it away\n"));
+    CHECK(found.out.ends_with(" bytes, 1 fault\n"));
+    std::filesystem::remove(run / path);
+  }
+  for (const char* const stray : {"old", "model/old"}) {
+    const std::string path = std::string("checkpoint/step-2/") + stray;
+    std::filesystem::create_directory(run / path);
+    CHECK(has(run.tool("verify checkpoint/step-2").out, "'" + path + "' is in no manifest"));
+    std::filesystem::remove(run / path);
+  }
+  CHECK(run.tool("verify checkpoint/step-2").exit_code == 0);
+}
+
 TEST_CASE("verify and inspect say that a folder has another step's name", "[checkpoint_tool]") {
   const Run run(1);
   std::filesystem::rename(run / "checkpoint/step-2", run / "checkpoint/step-7");

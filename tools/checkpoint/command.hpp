@@ -28,7 +28,8 @@ struct Answer {
 //
 // What a checkpoint has: step, ranks, scalars, and the tensors of its parts. Reads headers.
 Answer inspect(const Command& command);
-// Reads all bytes of a checkpoint on all cores, and says which are not as they were saved.
+// Reads all bytes of a checkpoint on all cores, and says which are not as they were saved, and what
+// else lies in its folders.
 Answer verify(const Command& command);
 // Which tensors and scalars of two checkpoints have other bits. Where one side is weights, as
 // WeightFiles takes them, their parts "model" are compared, without scalars. On all cores, tensor

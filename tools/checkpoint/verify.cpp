@@ -12,6 +12,7 @@
 
 #include "runtime/checkpoint/shard_info.hpp"
 #include "tessera/base/error.hpp"
+#include "tessera/base/file.hpp"
 #include "tessera/detail/base/json.hpp"
 #include "tessera/detail/base/utf8.hpp"
 #include "tools/checkpoint/all_cores.hpp"
@@ -46,12 +47,19 @@ class Verification {
       const Manifest manifest = Manifest::read(path_);
       if (std::string fault = manifest.fault_of_name(path_); !fault.empty())
         faults_.push_back(std::move(fault));
-      for (const auto& [name, part] : manifest.parts) open(manifest, name);
+      std::set<std::string> named{Manifest::kName};
+      for (const auto& [name, part] : manifest.parts) {
+        named.insert(name);
+        open(manifest, name);
+      }
+      find_strays(path_, named);
     } catch (const TooManyFiles&) {
       throw;
     } catch (const Error& error) {
       faults_.emplace_back(error.what());
     }
+    std::ranges::sort(strays_);
+    faults_.insert(faults_.end(), strays_.begin(), strays_.end());
     const std::size_t known = faults_.size();
     read_all();
     std::sort(faults_.begin() + static_cast<std::ptrdiff_t>(known), faults_.end());
@@ -72,12 +80,24 @@ class Verification {
     }
     // Whether boxes are whole tensors shows where all files are there.
     if (faults_.size() == before) attempt([&] { (void)open_part(path_, manifest, part); });
-    std::error_code ignored;  // a folder that is not there lacks its files, too
-    for (std::filesystem::directory_iterator at(std::filesystem::path(path_) / part, ignored), end;
-         !ignored && at != end; at.increment(ignored))
-      if (at->path().extension() == ".safetensors" &&
-          !named.contains(at->path().filename().string()))
-        faults_.push_back(concat('\'', at->path().string(), "' is in no manifest; remove it"));
+    attempt([&] { find_strays(std::filesystem::path(path_) / part, named); });
+  }
+
+  // Notes what lies in a folder under none of these names, whatever it is.
+  void find_strays(const std::filesystem::path& folder, const std::set<std::string>& named) {
+    std::error_code error;
+    for (std::filesystem::directory_iterator at(folder, error), end; !error && at != end;
+         at.increment(error))
+      if (!named.contains(at->path().filename().string()))
+        strays_.push_back(concat('\'', at->path().string(), "' is in no manifest; move it away"));
+    // The files of a folder that is not there have been named.
+    if (!error || error == std::errc::no_such_file_or_directory ||
+        error == std::errc::not_a_directory)
+      return;
+    const std::string fault = concat('\'', folder.string(), "' cannot be read: ", error.message());
+    if (error == std::errc::too_many_files_open)
+      throw TooManyFiles(concat(fault, "; raise the limit (ulimit -n)"));
+    throw DeviceError(fault);
   }
 
   void open(const WeightFile& meant, const std::string& id) {
@@ -132,7 +152,7 @@ class Verification {
   std::vector<std::unique_ptr<SafetensorsReader>> readers_;
   std::vector<Piece> pieces_;
   std::mutex mutex_;  // of the faults, while threads read
-  std::vector<std::string> faults_;
+  std::vector<std::string> faults_, strays_;
   std::int64_t files_ = 0, bytes_ = 0;
 };
 
