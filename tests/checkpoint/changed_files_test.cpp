@@ -2,10 +2,10 @@
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <regex>
 
 #include "tests/checkpoint/resumable.hpp"
+#include "tests/checkpoint/saved_files.hpp"
 #include "tests/support/dice.hpp"
 #include "tests/support/temporary_folder.hpp"
 #include "tests/support/text.hpp"
@@ -14,14 +14,6 @@ using namespace tessera;
 using namespace tessera::testing;
 
 namespace {
-
-std::string bytes_of_file(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-void write_file_at(const std::filesystem::path& path, const std::string& bytes) {
-  std::ofstream(path, std::ios::binary) << bytes;
-}
 
 // Whether the byte is of a count of steps that only PyTorch takes. A load of ours does not read it;
 // `tessera-checkpoint verify` looks at every byte.
@@ -54,16 +46,16 @@ TEST_CASE("files that are not as they were written are refused", "[checkpoint]")
   const auto files = files_below(checkpoint::step_folder(at, 1));
   REQUIRE(files.size() == 7);
   for (const auto& file : files) {
-    const std::string good = bytes_of_file(file);
+    const std::string good = bytes_of(file);
     for (int trial = 0; trial < 12; ++trial) {
       std::string bad = good;
       const auto byte = static_cast<std::size_t>(dice.below(static_cast<int>(good.size())));
       bad[byte] = static_cast<char>(bad[byte] ^ (1 << dice.below(8)));
-      write_file_at(file, bad);
+      write_to(file, bad);
       INFO(file << ", byte " << byte);
       if (is_of_pytorch_alone(good, byte)) continue;
       CHECK_THAT(load_complaint(at, 1), Catch::Contains(file.filename().string()));
-      write_file_at(file, good.substr(0, byte));
+      write_to(file, good.substr(0, byte));
       CHECK_THAT(load_complaint(at, 1), Catch::Contains(file.filename().string()));
     }
     std::filesystem::remove(file);
@@ -78,11 +70,11 @@ TEST_CASE("files that are not as they were written are refused", "[checkpoint]")
       std::filesystem::copy_file(other, file);
       CHECK(has(load_complaint(at, 1), "take another checkpoint"));
     }
-    write_file_at(file, good);
+    write_to(file, good);
   }
   CHECK(load_complaint(at, 1).empty());
   // What no manifest names.
-  write_file_at(checkpoint::step_folder(at, 1) + "/model/zz.safetensors", "no");
+  write_to(checkpoint::step_folder(at, 1) + "/model/zz.safetensors", "no");
   CHECK(has(load_complaint(at, 1),
             "has file 'zz.safetensors' in part 'model', which its manifest does not name"));
 }
