@@ -40,6 +40,17 @@ def text(node, tag):
     return (node.findtext(tag) or "").strip()
 
 
+FIRST, LAST = 5, 15  # lines that are shown of a long message: the last ones say how it ended
+
+
+def shortened(message):
+    lines = message.strip().splitlines()
+    left_out = len(lines) - FIRST - LAST
+    if left_out > 1:
+        lines[FIRST:-LAST] = [f"... {left_out} lines are left out ..."]
+    return "\n".join(lines)
+
+
 def describe(case):
     """The failing assertions of a Catch2 test case, as a person wants to read them."""
     lines = [f'"{case.get("name")}"  {case.get("filename")}:{case.get("line")}']
@@ -48,13 +59,13 @@ def describe(case):
         if node.tag == "Section":
             notes.append(f'    in section "{node.get("name")}"')
         elif node.tag in ("Info", "Warning"):
-            notes.append("    " + (node.text or "").strip())
+            notes.append("    " + shortened(node.text or ""))
         elif node.tag in ("Failure", "FatalErrorCondition", "Exception"):
-            lines += notes + [f'  {node.get("filename")}:{node.get("line")}: {(node.text or node.tag).strip()}']
+            lines += notes + [f'  {node.get("filename")}:{node.get("line")}: {shortened(node.text or node.tag)}']
             notes = []
         elif node.tag == "Expression" and node.get("success") == "false" and node.find("FatalErrorCondition") is None:
             lines.append(f'  {node.get("filename")}:{node.get("line")}: {node.get("type")}( {text(node, "Original")} )')
-            lines.append(f'    is  {text(node, "Expanded")}')
+            lines.append(f'    is  {shortened(text(node, "Expanded"))}')
             lines += notes
             notes = []
     if len(lines) == 1:
