@@ -71,10 +71,10 @@ std::string file_of_one(const std::string& name, const std::string& dtype, std::
 }
 
 // A folder with a saved model, and what it has.
-struct Saved {
+struct SavedModel {
   TemporaryFolder folder;
   Values values;
-  explicit Saved(Model (*make)(), const checkpoint::SaveOptions& options = {}) {
+  explicit SavedModel(Model (*make)(), const checkpoint::SaveOptions& options = {}) {
     const World world = World::single({.threads = 1});
     const Model model = on(world, make(), 3);
     checkpoint::save_weights(folder / "model.safetensors", *model, world, options);
@@ -123,7 +123,7 @@ void split(const TemporaryFolder& folder, std::string_view index) {
 
 TEST_CASE("GPT-2 loads with its prefix and without, with masks and a head that is tied",
           "[checkpoint]") {
-  const Saved saved(small_gpt2);
+  const SavedModel saved(small_gpt2);
   for (const bool has_prefix : {true, false})
     for (const bool has_more : {true, false}) {
       std::vector<Held> all = held_by(saved.folder / "model.safetensors");
@@ -153,7 +153,7 @@ TEST_CASE("GPT-2 loads with its prefix and without, with masks and a head that i
 
 TEST_CASE("a file with other names is loaded by rules, with its transposed matrices",
           "[checkpoint]") {
-  const Saved saved(small_gpt2);
+  const SavedModel saved(small_gpt2);
   std::vector<Held> all = held_by(saved.folder / "model.safetensors");
   const std::string prefix = "transformer.", blocks = "transformer.h.";
   for (Held& held : all) {
@@ -174,7 +174,7 @@ TEST_CASE("a file with other names is loaded by rules, with its transposed matri
 
 TEST_CASE("without a prefix, what is missing has the model's name, and masks are no excuse",
           "[checkpoint]") {
-  const Saved saved(small_gpt2);
+  const SavedModel saved(small_gpt2);
   std::vector<Held> all = held_by(saved.folder / "model.safetensors");
   std::erase_if(all, [](const Held& held) { return held.entry.name == "transformer.ln_f.bias"; });
   for (Held& held : all) held.entry.name.erase(0, std::string("transformer.").size());
@@ -236,7 +236,7 @@ TEST_CASE("a box of a tensor's size that begins elsewhere is not all of it", "[c
 }
 
 TEST_CASE("an index, its folder, or all files by name are one model", "[checkpoint]") {
-  const Saved saved(small_llama);
+  const SavedModel saved(small_llama);
   split(saved.folder, "model.safetensors.index.json");
   for (const int ranks : {1, 2, 4}) {
     const Loaded index = load(saved.folder / "model.safetensors.index.json", small_llama, ranks);
@@ -254,12 +254,12 @@ TEST_CASE("an index, its folder, or all files by name are one model", "[checkpoi
 }
 
 TEST_CASE("a folder with one file is that file", "[checkpoint]") {
-  const Saved saved(small_llama);
+  const SavedModel saved(small_llama);
   CHECK(same_bits(load(saved.folder.path().string(), small_llama).values, saved.values));
 }
 
 TEST_CASE("a wrong index is named in one line, and nothing is loaded", "[checkpoint]") {
-  const Saved saved(small_llama);
+  const SavedModel saved(small_llama);
   split(saved.folder, "good.json");
   const std::string good = saved.folder.read("good.json");
   const auto changed = [&](const std::string& from, const std::string& to) {
@@ -305,7 +305,7 @@ TEST_CASE("a wrong index is named in one line, and nothing is loaded", "[checkpo
 }
 
 TEST_CASE("a tensor that stands in two files is refused", "[checkpoint]") {
-  const Saved saved(small_llama);
+  const SavedModel saved(small_llama);
   const std::string path = saved.folder / "model.safetensors";
   CHECK_THROWS_WITH(WeightFiles({path, path}), Catch::Contains("give the files of one model"));
   CHECK_THROWS_AS(WeightFiles(std::vector<std::string>{}), ContractError);
@@ -313,7 +313,7 @@ TEST_CASE("a tensor that stands in two files is refused", "[checkpoint]") {
 
 TEST_CASE("weights are saved in 16 bits, rounded once, and loaded again", "[checkpoint]") {
   for (const DType dtype : {bf16, f16}) {
-    const Saved saved(small_gpt2, {.dtype = dtype});
+    const SavedModel saved(small_gpt2, {.dtype = dtype});
     for (const Held& held : held_by(saved.folder / "model.safetensors"))
       CHECK(held.entry.dtype == dtype);
     for (const int ranks : {1, 2}) {
