@@ -2,51 +2,18 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
+#include <cmath>
 #include <filesystem>
 #include <string_view>
 #include <utility>
-#include <variant>
-#include <vector>
 
 #include "tessera/checkpoint/model.hpp"
-#include "tools/train/agreement.hpp"
-#include "tools/train/schema.hpp"
+#include "tools/train/run_facts.hpp"
 
 namespace tessera::train {
 namespace {
 
-constexpr const char *kConfig = "config.", *kData = "the contents of data.path",
-                     *kSamples = "samples";
-
-// What another value of would make another run of: of the keys of the model all but how its
-// projections are stored.
-bool is_fixed(std::string_view key) {
-  return (key.starts_with("model.") && key != "model.projections") || key == "debug.seed";
-}
-// What says which samples a step sees.
-bool is_of_samples(std::string_view key) {
-  return key == kData || key == "training.seq_len" || key == "data.order" || key == "data.heldout";
-}
-// What has no part in the values of a run, or is another on each machine.
-bool is_told(std::string_view section) {
-  return section == "training" || section == "optimizer" || section == "lr_scheduler" ||
-         section == "parallelism" || section == "model" || section == "activation_checkpoint" ||
-         section == "quantize.linear.float8" || section == "data" || section == "debug";
-}
-
-// A default and its value, when it is given, are one.
-checkpoint::Scalars facts_of(Config config, const Inputs& inputs) {
-  checkpoint::Scalars facts{{kData, data_fingerprint(inputs)}};
-  config.model.n_kv_heads = config.model.kv_heads();
-  config.model.ffn_dim = config.model.ffn();
-  config.model.tie_embeddings = config.model.tied();
-  for (const Key& key : schema())
-    if (is_told(key.section) && key.full_name() != "data.path" &&
-        key.full_name() != "debug.executor")
-      facts.emplace(kConfig + key.full_name(), shown_value(key, key.get(config)));
-  return facts;
-}
+constexpr const char* kSamples = "samples";
 
 // The most that one takes: weights and moments in f32.
 std::int64_t bytes_of_checkpoint(const Config& config, std::int64_t parameters) {
@@ -62,25 +29,11 @@ std::int64_t bytes_of_checkpoint(const Config& config, std::int64_t parameters) 
   throw detail::with_rank(DataError(message), 0);
 }
 
-std::string text_of(const checkpoint::Scalar& value) {
-  return std::visit(
-      [](const auto& held) {
-        const std::string text = concat(held);
-        return text.empty() ? "unset" : text;
-      },
-      value);
-}
-
-std::string without_prefix(std::string_view fact) {
-  return std::string(fact.starts_with(kConfig) ? fact.substr(std::string_view(kConfig).size())
-                                               : fact);
-}
-
 }  // namespace
 
 RunCheckpoints::RunCheckpoints(const Config& config, const Inputs& inputs, const World& world,
                                std::int64_t parameters)
-    : config_(config), world_(world), facts_(facts_of(config, inputs)) {
+    : config_(config), world_(world), facts_(run_facts(config, inputs)) {
   const auto& c = config.checkpoint;
   find();
   if (from_) check_fit();
@@ -198,30 +151,15 @@ void RunCheckpoints::find() {
   });
 }
 
-// Whether that value makes another run, of what is loaded.
-bool RunCheckpoints::is_other(std::string_view key, const checkpoint::Scalar& then,
-                              const checkpoint::Scalar& now) const {
-  if (then == now) return false;
-  if (is_of_samples(key)) return !leaves_out("dataloader");
-  const auto has_moments = [](const checkpoint::Scalar& momentum) {
-    const auto* const text = std::get_if<std::string>(&momentum);
-    return text && std::strtod(text->c_str(), nullptr) != 0;
-  };
-  if (key == "optimizer.name") return !leaves_out("optimizer");
-  if (key == "optimizer.momentum" && config_.optimizer.name == OptimizerName::sgd)
-    return !leaves_out("optimizer") && has_moments(then) != has_moments(now);
-  return is_fixed(key);
-}
-
 void RunCheckpoints::check_fit() const {
-  for (const auto& [name, now] : facts_) {
-    const std::string key = without_prefix(name);
-    const auto then = from_->scalars().find(name);
-    if (then == from_->scalars().end()) continue;
-    named(from_key(), [&] { (void)from_->text(name); });
-    if (is_other(key, then->second, now))
-      refuse(concat(key, ": '", from_->path(), "' was made with ", text_of(then->second),
-                    ", this run has ", text_of(now), "; give the same value, or name another ",
+  const auto changed = named(from_key(), [&] { return changed_facts(*from_, facts_); });
+  for (const ChangedFact& fact : changed) {
+    const bool makes_other = fact.makes == Makes::other_samples ? !leaves_out("dataloader")
+                             : fact.makes == Makes::other_state ? !leaves_out("optimizer")
+                                                                : fact.makes == Makes::other_run;
+    if (makes_other)
+      refuse(concat(fact.key, ": '", from_->path(), "' was made with ", fact.then,
+                    ", this run has ", fact.now, "; give the same value, or name another ",
                     from_key()));
   }
 }
@@ -248,11 +186,8 @@ void RunCheckpoints::resume(Trainer& trainer, const Say& say) {
     say(concat("checkpoint: training.steps=", config_.training.steps,
                " are done, so nothing is trained"));
   std::string changed;
-  for (const auto& [name, now] : facts_)
-    if (const auto then = from_->scalars().find(name);
-        then != from_->scalars().end() && then->second != now)
-      changed += concat(changed.empty() ? "" : ", ", without_prefix(name), ' ',
-                        text_of(then->second), " -> ", text_of(now));
+  for (const ChangedFact& fact : changed_facts(*from_, facts_))
+    changed += concat(changed.empty() ? "" : ", ", fact.key, ' ', fact.then, " -> ", fact.now);
   if (!changed.empty()) say("checkpoint: changed since: " + changed);
 }
 

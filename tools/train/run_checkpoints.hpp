@@ -64,8 +64,6 @@ class RunCheckpoints {
   void tell_saved(const Say& say);
   void check_fit() const;
   bool leaves_out(std::string_view what) const;
-  bool is_other(std::string_view key, const checkpoint::Scalar& then,
-                const checkpoint::Scalar& now) const;
   const char* from_key() const;  // which names where `from_` is
 
   const Config& config_;
