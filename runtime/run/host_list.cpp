@@ -38,15 +38,19 @@ class Reader {
     if (at_ == begin || at_ - begin > kMostDigits) fail();
     return list_.substr(begin, at_ - begin);
   }
-  int number() {
-    const std::string_view text = digits();
+  int number() { return value_of(digits()); }
+  static int value_of(std::string_view digits) {
     int value = 0;
-    std::from_chars(text.data(), text.data() + text.size(), value);
+    std::from_chars(digits.data(), digits.data() + digits.size(), value);
     return value;
   }
   [[noreturn]] void fail() const {
     throw DataError(concat(variable_, "='", list_, "' is not of the form ", form_,
                            "; what follows '", list_.substr(0, at_), "' is wrong"));
+  }
+  [[noreturn]] void fail_backwards(std::string_view first, std::string_view last) const {
+    throw DataError(concat(variable_, "='", list_, "': the range ", first, '-', last,
+                           " runs backwards; write ", last, '-', first));
   }
   void expect_room(std::size_t count) const {
     if (count > kMostHosts)
@@ -61,10 +65,9 @@ class Reader {
 // "01-08": each as wide as the first.
 void append_range(Reader& reader, std::vector<std::string>& all) {
   const std::string_view first = reader.digits();
-  int low = 0;
-  std::from_chars(first.data(), first.data() + first.size(), low);
-  const int high = reader.skip('-') ? reader.number() : low;
-  if (high < low) reader.fail();
+  const std::string_view last = reader.skip('-') ? reader.digits() : first;
+  const int low = Reader::value_of(first), high = Reader::value_of(last);
+  if (high < low) reader.fail_backwards(first, last);
   reader.expect_room(all.size() + static_cast<std::size_t>(high - low) + 1);
   for (int i = low; i <= high; ++i) {
     const std::string digits = std::to_string(i);

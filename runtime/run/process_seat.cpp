@@ -45,7 +45,10 @@ ProcessSeat process_seat(const LaunchEnvironment& environment, const Environment
             .host = environment.store_host,
             .port = environment.store_port,
             .run_id = environment.run_id,
-            .local_rank = environment.local_rank};
+            .local_rank = environment.local_rank,
+            .host_from = environment.store_host_from,
+            .port_from = environment.store_port_from,
+            .local_rank_from = environment.local_rank_from};
   if (environment.local_size > 0 && environment.local_size < environment.world_size)
     throw DataError(concat(name(environment.launcher), " has started ", environment.local_size,
                            " of ", environment.world_size,
@@ -57,6 +60,9 @@ ProcessSeat process_seat(const LaunchEnvironment& environment, const Environment
   seat.local_rank = environment.local_rank;
   seat.run_id = run_id(environment, lookup);
   seat.port = kFirstPort + static_cast<int>(fnv1a(seat.run_id) % kPorts);
+  seat.host_from = "this machine";
+  seat.port_from = concat("port ", seat.port, " by the job's name '", seat.run_id, "'");
+  seat.local_rank_from = environment.local_rank_from;
   return seat;
 }
 

@@ -243,6 +243,8 @@ TEST_CASE("a rank that is not below its size is refused") {
     Variables variables = kTorchrun;
     variables["RANK"] = std::to_string(rank);
     variables["WORLD_SIZE"] = std::to_string(size);
+    variables["LOCAL_RANK"] = "0";
+    variables["LOCAL_WORLD_SIZE"] = "1";
     const std::string error = error_in(variables);
     if (rank < size) {
       CHECK(detect_in(variables).rank == rank);
@@ -307,13 +309,15 @@ TEST_CASE("of a Slurm step the hosts and tasks are read, not those of its job") 
   CHECK(step.run_id == "4711.3");
 
   const std::tuple<const char*, const char*, const char*> wrong[] = {
-      {"SLURM_STEP_TASKS_PER_NODE", "2(x3)", "has 6 tasks"},
-      {"SLURM_STEP_TASKS_PER_NODE", "5", "SLURM_NODEID=2 is not below"},
+      {"SLURM_STEP_TASKS_PER_NODE", "2(x3)", "against 6 tasks in"},
+      {"SLURM_STEP_TASKS_PER_NODE", "5", "SLURM_NODEID=2 counts from 0, against 1 node in"},
+      {"SLURM_STEP_NODELIST", "n[03,05]", "'n[03,05]' has 2 hosts, against 3 nodes in"},
       {"SLURM_STEP_TASKS_PER_NODE", "5,x", "2(x3),1"},
       {"SLURM_STEP_NODELIST", "n[03", "n[01-08,12]"},
       {"SLURM_STEP_NODELIST", "n[0-999999999]", "more than 65536"},
-      {"SLURM_NODEID", "3", "not below"},
-      {"SLURM_LOCALID", "2", "not below"},
+      {"SLURM_NODEID", "3", "SLURM_STEP_TASKS_PER_NODE='1,2(x2)'"},
+      {"SLURM_LOCALID", "2",
+       "against 2 tasks of SLURM_NODEID=2 in SLURM_STEP_TASKS_PER_NODE='1,2(x2)'"},
       {"SLURM_JOB_ID", "x", "no"}};
   for (const auto& [variable, value, said] : wrong) {
     Variables broken = kSrun;
@@ -324,6 +328,58 @@ TEST_CASE("of a Slurm step the hosts and tasks are read, not those of its job") 
     CHECK(error.find(said) != std::string::npos);
     CHECK(error.find('\n') == std::string::npos);
   }
+}
+
+TEST_CASE("what gave the address of rank 0 is named as it was given") {
+  const std::tuple<Variables, const char*, const char*, const char*> given[] = {
+      {kTorchrun, "MASTER_ADDR=node1", "MASTER_PORT=29500", "LOCAL_RANK=1"},
+      {kTessera, "TESSERA_STORE=node7:4000", "TESSERA_STORE=node7:4000", ""},
+      {kKubernetes, "MASTER_ADDR=train-0.train", "port 29500 without MASTER_PORT", ""},
+      {kSrun, "host n03 of SLURM_STEP_NODELIST", "port 62151 by SLURM_JOB_ID=4711",
+       "SLURM_LOCALID=1"},
+      {kOpenMpi, "", "", "OMPI_COMM_WORLD_LOCAL_RANK=1"}};
+  for (const auto& [variables, host, port, local] : given) {
+    const LaunchEnvironment found = detect_in(variables);
+    CHECK(found.store_host_from == host);
+    CHECK(found.store_port_from == port);
+    CHECK(found.local_rank_from == local);
+  }
+}
+
+TEST_CASE("an address of IPv6 may be in brackets") {
+  for (Variables variables : {kTorchrun, kKubernetes}) {
+    variables["MASTER_ADDR"] = "[::1]";
+    CHECK(detect_in(variables).store_host == "::1");
+    CHECK(detect_in(variables).store_host_from == "MASTER_ADDR=[::1]");
+  }
+}
+
+TEST_CASE("variables that contradict each other are refused, and both are named") {
+  const auto refuses = [](Variables variables, const Variables& other, const char* says) {
+    for (const auto& [name, value] : other) variables[name] = value;
+    INFO(says);
+    CHECK(error_in(variables).find(says) == 0);
+  };
+  Variables unsized = kTorchrun;
+  unsized.erase("LOCAL_WORLD_SIZE");
+  refuses(unsized, {{"LOCAL_RANK", "7"}, {"RANK", "0"}, {"WORLD_SIZE", "2"}},
+          "LOCAL_RANK=7 is not below WORLD_SIZE=2; ");
+  refuses(kTorchrun, {{"LOCAL_WORLD_SIZE", "9"}}, "LOCAL_WORLD_SIZE=9 is more than WORLD_SIZE=8; ");
+  refuses(kKubernetes, {{"RANK", "1"}}, "RANK=1 and JOB_COMPLETION_INDEX=2 both say ");
+  refuses(kTorchrun, {{"TESSERA_RANK", "1"}},
+          "TESSERA_RANK=1 is set but not TESSERA_WORLD_SIZE, TESSERA_STORE, beside RANK=5 of "
+          "torchrun; ");
+  refuses(kOpenMpi, {{"TESSERA_STORE", "n:1"}},
+          "TESSERA_STORE=n:1 is set but not TESSERA_RANK, TESSERA_WORLD_SIZE, beside "
+          "OMPI_COMM_WORLD_RANK=1 of Open MPI; ");
+  refuses({}, {{"PMIX_RANK", "1"}}, "PMIX_RANK=1 is set but not PMIX_NAMESPACE: ");
+}
+
+TEST_CASE("torchrun in each pod of a Kubernetes job counts its own ranks") {
+  const LaunchEnvironment found = detect_in(kTorchrun + kKubernetes);
+  CHECK(found.launcher == Launcher::torchrun);
+  CHECK(found.rank == 5);
+  CHECK(detect_in(kKubernetes + Variables{{"RANK", "2"}}).launcher == Launcher::kubernetes);
 }
 
 TEST_CASE("a store that is no host and port is refused by name") {
@@ -340,7 +396,7 @@ TEST_CASE("a store that is no host and port is refused by name") {
     INFO(bad);
     Variables variables = kTessera;
     variables["TESSERA_STORE"] = bad;
-    CHECK(error_in(variables).find("TESSERA_STORE='") == 0);
+    CHECK(error_in(variables).find(concat("TESSERA_STORE='", bad, "' ")) == 0);
   }
   Variables variables = kTorchrun;
   variables["MASTER_PORT"] = "70000";

@@ -31,12 +31,18 @@ TEST_CASE("a host list is written out in order, with as many digits as its range
 
 TEST_CASE("what is no host list is refused, and names variable, value and form") {
   for (const std::string bad :
-       {"", ",", "a,", ",a", "a,,b", "n[", "n[]", "n[1", "n[1-", "n[1-]", "n[-1]", "n[2-1]", "n]",
-        "n[1]]", "n[[1]]", "n[a]", "n[1-2-3]", "n[1,]", "n[1234567890]"}) {
+       {"", ",", "a,", ",a", "a,,b", "n[", "n[]", "n[1", "n[1-", "n[1-]", "n[-1]", "n]", "n[1]]",
+        "n[[1]]", "n[a]", "n[1-2-3]", "n[1,]", "n[1234567890]"}) {
     INFO(bad);
     CHECK_THROWS_AS(hosts(bad), DataError);
     CHECK_THROWS_WITH(hosts(bad), Contains(concat("HOSTS='", bad, "'")) && Contains("n[01-08,12]"));
   }
+}
+
+TEST_CASE("a range of hosts that runs backwards is refused, and written the other way round") {
+  CHECK_THROWS_WITH(hosts("n[03-01]"),
+                    "HOSTS='n[03-01]': the range 03-01 runs backwards; write 01-03");
+  CHECK_THROWS_AS(hosts("n[2-1]"), DataError);
 }
 
 TEST_CASE("a host list of a few bytes becomes no list of millions") {

@@ -41,6 +41,9 @@ TEST_CASE("ranks meet where their launcher says") {
   CHECK(seat.host == "node1");
   CHECK(seat.port == 29511);
   CHECK(seat.run_id == "job 7");
+  CHECK(seat.host_from == "MASTER_ADDR=node1");
+  CHECK(seat.port_from == "MASTER_PORT=29511");
+  CHECK(seat.local_rank_from == "LOCAL_RANK=1");
 }
 
 TEST_CASE("ranks of one mpiexec meet at the process that serves them, and no others do") {
@@ -52,6 +55,7 @@ TEST_CASE("ranks of one mpiexec meet at the process that serves them, and no oth
   };
   const ProcessSeat seat = under(0, ends[0]);
   CHECK(seat.run_id == concat("PMI ", getpid()));
+  CHECK(seat.port_from == concat("port ", seat.port, " by the job's name 'PMI ", getpid(), "'"));
   CHECK(seat.host == "127.0.0.1");
   CHECK(seat.port >= 20000);
   CHECK(seat.port + 16 < 32768);

@@ -81,8 +81,8 @@ struct WorldOptions {
   // World::processes and World::nccl: for so long a rank waits for the others where they come
   // together. That is for rank 0's name and store, for all ranks there, for what they tell each
   // other of their memory, and for a first call of NCCL. The error lists who has not come.
-  // World::mpi has nothing of it: MPI_Init, and what its ranks exchange until they see each other's
-  // memory, wait as MPI does, and its launcher ends the job where a process dies.
+  // World::mpi cannot end what MPI does: a Watchdog (run/watchdog.hpp) ends the process instead if
+  // MPI_Init, and what its ranks exchange until they see each other's memory, takes longer.
   double init_timeout_seconds = 300;
   NcclOptions nccl{};
 };
@@ -94,6 +94,10 @@ struct ProcessSeat {
   int port = 29500;                // or the first free one of the next 16
   std::string run_id = "none";     // distinguishes jobs that meet at one port
   int local_rank = 0;              // among the ranks of its machine
+  // What gave `host`, `port` and `local_rank`, for messages: "MASTER_ADDR=node1",
+  // "MASTER_PORT=29500", "LOCAL_RANK=0". Ranks of one machine must differ in `local_rank_from`,
+  // unless it is empty: nobody has given them one.
+  std::string host_from{}, port_from{}, local_rank_from{};
 };
 
 enum class WorldKind : std::uint8_t { single, local, mpi, processes, nccl, emulated };

@@ -47,13 +47,16 @@ constexpr std::string_view name(Launcher launcher) {
 struct LaunchEnvironment {
   Launcher launcher = Launcher::none;
   int rank = 0;
-  int world_size = 1;  // 0 under bare PMIx: MPI_Init knows it
-  int local_rank = 0;  // among the ranks of this machine
-  int local_size = 1;  // ranks on this machine; 0: unknown
+  int world_size = 1;           // 0 under bare PMIx: MPI_Init knows it
+  int local_rank = 0;           // among the ranks of this machine
+  std::string local_rank_from;  // "LOCAL_RANK=0"; empty if nobody says it
+  int local_size = 1;           // ranks on this machine; 0: unknown
   // Where rank 0 can be met: the host's name or address, and the first port. Empty and 0 if the
   // launcher does not tell; then its own library knows.
   std::string store_host;
   int store_port = 0;
+  // What gave them, for messages: "MASTER_ADDR=node1", "MASTER_PORT=29500".
+  std::string store_host_from, store_port_from;
   std::string run_id = "none";     // the job's, the same for each attempt
   int restart_count = 0;           // may differ between the hosts of a job
   std::vector<std::string> hosts;  // a Slurm step's; otherwise empty
@@ -72,7 +75,8 @@ using EnvironmentLookup = std::function<const char*(const char* variable)>;
 // Throws: DataError that names the variable and its value. It does so if the chosen set holds a
 // value that is no integer, or a rank that is not below its size. It does so, too, if a set is
 // begun but not complete and no other set is complete. RANK without LOCAL_RANK is such a set: some
-// launchers count nodes by it.
+// launchers count nodes by it. Tessera's own set must be complete, whatever else is. Variables of
+// one set that contradict each other are an error that names both.
 LaunchEnvironment detect(const EnvironmentLookup& lookup);
 
 // The number of ranks in the job: `ranks` threads of one process, or the launcher's processes. 0:
