@@ -37,6 +37,7 @@
 #include "tessera/comm/communicator.hpp"
 #include "tessera/comm/flight_recorder.hpp"
 #include "tessera/comm/group.hpp"
+#include "tessera/comm/join_error.hpp"
 #include "tessera/comm/lost_rank.hpp"
 #include "tessera/comm/mesh.hpp"
 #include "tessera/comm/world.hpp"

@@ -85,6 +85,18 @@ TEST_CASE("a job is its address, run id and world size together, and restarts ar
     change(other);
     CHECK(identity(other) != identity(job));
   }
-  CHECK(describe_job(identity(job)) == "MASTER_ADDR=a, MASTER_PORT=1, run id x, 2 ranks");
+  CHECK(describe_job(identity(job)) == "host a, port 1, run id x, 2 ranks");
   CHECK(describe_job("anything else") == "anything else");
+}
+
+TEST_CASE("a job is named by what gave its address, and by the address where nobody says") {
+  StoreAddress job{.host = "a", .port = 1, .run_id = "x", .world_size = 2};
+  CHECK(describe_own(job) == "host a, port 1, run id x, 2 ranks");
+  const std::string told = identity(job);
+  job.host_from = "MASTER_ADDR=a";
+  job.port_from = "MASTER_PORT=1";
+  CHECK(describe_own(job) == "MASTER_ADDR=a, MASTER_PORT=1, run id x, 2 ranks");
+  job.host_from = job.port_from = "TESSERA_STORE=a:1";
+  CHECK(describe_own(job) == "TESSERA_STORE=a:1, run id x, 2 ranks");
+  CHECK(identity(job) == told);  // ranks of one job may have been told in different ways
 }

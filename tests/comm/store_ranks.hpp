@@ -177,6 +177,11 @@ class RankProcess {
   RankProcess& operator=(const RankProcess&) = delete;
 
   void send(int signal) const { ::kill(pid_, signal); }
+  // Returns once it stands still.
+  void stop() const {
+    send(SIGSTOP);
+    ::waitpid(pid_, nullptr, WUNTRACED);
+  }
   pid_t id() const { return pid_; }
 
  private:

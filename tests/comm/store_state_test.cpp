@@ -99,6 +99,10 @@ TEST_CASE("who is of another job, or of no rank, is refused and told which this 
   const auto stranger = play.come(1, "host a", identity(other));
   CHECK(play.last(stranger).kind == MessageKind::refused);
   CHECK_THAT(play.last(stranger).value, Contains("run id none"));
+  CHECK_THAT(play.state().describe_missing(),
+             Contains("never came") &&
+                 Contains("; rank 1 of another job came (host a): host node1, port 29500, run id "
+                          "second, 3 ranks"));
   for (const int rank : {-1, 3, 1 << 30}) {
     const auto none = play.come(rank, "host a");
     CHECK(play.last(none).kind == MessageKind::refused);
@@ -269,6 +273,7 @@ TEST_CASE("who waits for others hears why when the store gives up, and nobody is
   play.state().end("rank 2 never came");
   CHECK(play.last(1).kind == MessageKind::refused);
   CHECK(play.last(1).value == "rank 2 never came");
+  CHECK(play.last(1).number == 1);  // for all
   const auto late = play.come(2, "host b");
   CHECK(play.last(late).kind == MessageKind::later);
 }

@@ -1,6 +1,7 @@
 // The store over real sockets: ranks as threads, and as processes where one is to die.
 #include "runtime/comm/store/store.hpp"
 
+#include "tessera/comm/join_error.hpp"
 #include "tessera/comm/lost_rank.hpp"
 #include "tests/comm/store_ranks.hpp"
 #include "tests/support/catch.hpp"
@@ -64,8 +65,9 @@ TEST_CASE("who never came is listed by all that did") {
 
 TEST_CASE("where nobody serves, the message says what was seen at which address") {
   const StoreAddress job = new_job(2);
-  CHECK_THAT(error_of([&] { Store::join(job, 1, 1s); }),
-             Contains("has not found rank 0") && Contains("127.0.0.1") && Contains("refused"));
+  CHECK_THAT(error_of([&] { Store::join(job, 1, 1s); }), Contains("has not found rank 0") &&
+                                                             Contains("127.0.0.1") &&
+                                                             Contains("nobody listens"));
   StoreAddress nowhere = job;
   nowhere.host = "no-such-host.invalid";
   for (const int rank : {0, 1})
@@ -73,7 +75,71 @@ TEST_CASE("where nobody serves, the message says what was seen at which address"
   StoreAddress elsewhere = job;
   elsewhere.host = "192.0.2.1";  // for documents: nobody has it (RFC 5737)
   CHECK_THAT(error_of([&] { Store::join(elsewhere, 0, 1s); }),
-             Contains("192.0.2.1") && Contains("no address of this machine"));
+             Contains("rank 0 is not at host 192.0.2.1") &&
+                 Contains("192.0.2.1 is no address of its machine"));
+  elsewhere.host_from = "TESSERA_STORE=doc:1";
+  CHECK_THAT(error_of([&] { Store::join(elsewhere, 0, 1s); }),
+             Contains("rank 0 is not at TESSERA_STORE=doc:1: ") && !Contains("MASTER"));
+}
+
+TEST_CASE("no call of who comes together outlasts the time for that, not even its end") {
+  const StoreAddress job = new_job(3);
+  const auto begin = Clock::now();
+  std::string error;
+  SECTION("rank 0 is stopped once all are here") {
+    const RankProcess zero(job, 0);
+    const RankProcess two(job, 2);
+    error = error_of([&] {
+      const auto store = Store::join(job, 1, 5s);
+      zero.stop();
+      store->set("k", "v");  // else an answer may take a minute
+    });
+  }
+  SECTION("a rank is stopped once all are here") {
+    const RankProcess one(job, 1);
+    const RankProcess two(job, 2);
+    error = error_of([&] {
+      const auto store = Store::join(job, 0, 5s);
+      one.stop();
+      store->get("nobody's", 60s);
+    });
+  }
+  CHECK_THAT(error, Contains("waited in vain"));
+  CHECK(seconds_since(begin) < 40);
+}
+
+TEST_CASE("what rank 0 says for all has its rank, and what others say has not") {
+  const StoreAddress job = new_job(3);
+  const auto rank_of = [&](int rank, std::chrono::milliseconds timeout) {
+    try {
+      Store::join(job, rank, timeout);
+    } catch (const JoinError& error) {
+      return error.rank();
+    }
+    return -2;
+  };
+  int zero = -2, one = -2;
+  std::thread other([&] { one = rank_of(1, 60s); });
+  zero = rank_of(0, 2s);
+  other.join();
+  CHECK(zero == 0);
+  CHECK(one == 0);
+  CHECK(rank_of(1, 1s) == -1);  // nobody serves
+}
+
+TEST_CASE("two jobs at one port each hear of the other") {
+  StoreAddress job = new_job(2), other = job;
+  other.world_size = 3;
+  job.host_from = "MASTER_ADDR=127.0.0.1";
+  std::string first, second;
+  std::thread rank_0([&] { first = error_of([&] { Store::join(job, 0, 3s); }); });
+  second = error_of([&] { Store::join(other, 1, 2s); });
+  rank_0.join();
+  CHECK_THAT(first, Contains("rank 1 of 2 never came") &&
+                        Contains("rank 1 of another job came (host ") && Contains(", 3 ranks"));
+  CHECK_THAT(second, Contains("has not found rank 0 of its job (host 127.0.0.1, port ") &&
+                         Contains(", 3 ranks)") && Contains("a store of the job host 127.0.0.1") &&
+                         Contains(", 2 ranks"));
 }
 
 TEST_CASE("a rank, port or host that can't be is refused at once") {

@@ -84,13 +84,18 @@ std::string data_fingerprint(const Inputs& inputs) {
 }
 
 void check_agreement(const Config& config, const Inputs& inputs, const World& world) {
+  // There ranks of two jobs may have met.
+  const bool meets_at_port =
+      world.kind() == WorldKind::processes || world.kind() == WorldKind::nccl;
   for (const auto& [name, value] : common_facts(config, inputs)) {
     const auto hash = static_cast<double>(fnv1a(value) >> 11);  // 53 bits travel exactly
     double ends[] = {hash, -hash};
     world.max(ends);
     if (ends[0] == -ends[1]) continue;
-    throw DataError(concat(name, ": ranks differ, rank ", world.rank(), " has ",
-                           value.empty() ? "none" : value, "; start every rank alike"));
+    throw DataError(
+        concat(name, ": ranks differ, rank ", world.rank(), " has ", value.empty() ? "none" : value,
+               "; start every rank alike",
+               meets_at_port ? ", and each job at a port or with a run id of its own" : ""));
   }
 }
 

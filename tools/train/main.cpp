@@ -23,6 +23,7 @@
 #include "runtime/run/error_file.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/base/log.hpp"
+#include "tessera/comm/join_error.hpp"
 #include "tessera/comm/lost_rank.hpp"
 #include "tessera/detail/base/utf8.hpp"
 #include "tessera/run/environment.hpp"
@@ -43,20 +44,32 @@ void report(const std::string& message) {
   std::fprintf(stderr, "tessera-train: %s\n", printable(message).c_str());
 }
 
-// Who knows why a run failed: this process, or a peer that failed before it and says so itself. A
-// rank that is lost or late says nothing.
-enum class Cause { own, of_peer, lost_rank };
+// Who knows why a run failed: this process, all that were to come together, another rank, which
+// says the same, or a peer that failed before it and says so itself. A rank that is lost or late
+// says nothing.
+enum class Cause { own, joining, of_rank, of_peer, lost_rank };
+
+// Whether a user who sees what this process says sees what rank 0 says, too. The agents of torchrun
+// are started on each machine, and pods have logs of their own.
+bool is_seen_with_rank_0(const LaunchEnvironment& environment) {
+  const Launcher launcher = environment.launcher;
+  const bool is_one_command = launcher == Launcher::open_mpi || launcher == Launcher::pmi ||
+                              launcher == Launcher::pmix || launcher == Launcher::slurm;
+  return environment.rank != 0 && (is_one_command || environment.local_rank != 0);
+}
 
 // A launcher ends the rest of a job when one process fails (Open MPI's mpirun takes a second to do
 // so). The process that can best say why speaks and ends first: the first rank if it has a cause of
 // its own, then others with a cause, then those that only heard of a failure. That is one line a
 // job, and none is lost where the first rank is well. When a rank is lost, the launcher is ending
-// the others already or can't see it: each of them says what it knows at once, see linger.
+// the others already or can't see it: each of them says what it knows at once, see linger. Ranks
+// that have not come together have waited long enough, and rank 0 has heard with the others.
 void wait_for_turn(const LaunchEnvironment& environment, Cause cause) {
   if (!environment.several_processes() || cause == Cause::lost_rank) return;
-  constexpr std::chrono::seconds kTurn{2};
+  constexpr std::chrono::milliseconds kTurn{2000}, kShortTurn{500};
   const int turn = (cause == Cause::of_peer ? 2 : 0) + (environment.rank > 0 ? 1 : 0);
-  std::this_thread::sleep_for(kTurn * turn);
+  const bool is_short = cause == Cause::joining || cause == Cause::of_rank;
+  std::this_thread::sleep_for((is_short ? kShortTurn : kTurn) * turn);
 }
 
 // The launcher sends SIGTERM anew at every exit that it sees, and SIGKILL a second after the first:
@@ -154,17 +167,35 @@ void prepare_process() {
   std::signal(SIGXFSZ, SIG_IGN);
 }
 
+Cause cause_of(const Error& error, const LaunchEnvironment& environment) {
+  const bool is_joining = dynamic_cast<const JoinError*>(&error) != nullptr;
+  if ((is_joining || dynamic_cast<const DataError*>(&error)) && error.rank() >= 0 &&
+      error.rank() != environment.rank)
+    return Cause::of_rank;
+  return is_joining                               ? Cause::joining
+         : dynamic_cast<const LostRank*>(&error)  ? Cause::lost_rank
+         : dynamic_cast<const CommError*>(&error) ? Cause::of_peer
+                                                  : Cause::own;
+}
+
+// Whether the message is to begin with the rank: rank 0 of one process speaks for all, and who
+// could not join has named itself.
+bool names_rank(const Error& error, const LaunchEnvironment& environment) {
+  if (dynamic_cast<const JoinError*>(&error)) return false;
+  return error.rank() > 0 || (error.rank() == 0 && environment.several_processes() &&
+                              dynamic_cast<const DataError*>(&error) == nullptr);
+}
+
 // The exit code of the exception that is being handled, with its message.
-int explain(std::string& message, Cause& cause) {
+int explain(const LaunchEnvironment& environment, std::string& message, Cause& cause) {
   try {
     throw;
   } catch (const Error& error) {
-    message = error.rank() > 0 ? concat("rank ", error.rank(), ": ", error.what()) : error.what();
+    message = names_rank(error, environment) ? concat("rank ", error.rank(), ": ", error.what())
+                                             : error.what();
     // The table that follows in a message about memory is --dry-run's.
     if (dynamic_cast<const OutOfMemory*>(&error)) message = message.substr(0, message.find('\n'));
-    cause = dynamic_cast<const LostRank*>(&error)    ? Cause::lost_rank
-            : dynamic_cast<const CommError*>(&error) ? Cause::of_peer
-                                                     : Cause::own;
+    cause = cause_of(error, environment);
   } catch (const std::system_error& error) {
     message = concat("the system refused: ", error.what(),
                      "; use fewer --ranks or --threads, or raise the limit");
@@ -201,12 +232,12 @@ int main(int argc, char** argv) {
     train::restore_signal_handlers();
     std::string message;
     Cause cause = Cause::own;
-    const int code = explain(message, cause);
+    const int code = explain(environment, message, cause);
     if (cause == Cause::lost_rank) std::signal(SIGTERM, SIG_IGN);
     // Before the turn: torchrun takes the earliest for the root cause.
     write_error_file(std::getenv, message);
     wait_for_turn(environment, cause);
-    report(message);
+    if (cause != Cause::of_rank || !is_seen_with_rank_0(environment)) report(message);
     if (cause == Cause::lost_rank) linger();
     return code;
   }

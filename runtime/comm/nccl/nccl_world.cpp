@@ -11,16 +11,20 @@
 #include "runtime/base/wait.hpp"
 #include "runtime/comm/nccl/nccl_abort.hpp"
 #include "runtime/comm/nccl/nccl_library.hpp"
+#include "runtime/comm/store/message.hpp"
 #include "tessera/base/log.hpp"
+#include "tessera/comm/join_error.hpp"
 #include "tessera/comm/lost_rank.hpp"
 
 namespace tessera::comm {
 namespace {
 
 using namespace std::chrono_literals;
+using detail::with_rank;
 
 constexpr auto kAskEvery = 200ms;    // whether a peer has failed
 constexpr auto kReasonWithin = 5s;   // once a peer has failed
+constexpr auto kLateFor = 500ms;     // once the time of a call is over
 constexpr auto kExplainWithin = 1s;  // what NCCL only sees the consequence of
 
 std::string pack(std::span<const std::string> texts) {
@@ -48,8 +52,7 @@ std::vector<std::string> unpack(std::string_view all) {
 NcclWorld::NcclWorld(const ProcessSeat& seat, const WorldOptions& options, const std::string& uuid,
                      const std::string& refused)
     : seat_(seat), options_(options) {
-  store_ = detail::Store::join({seat.host, seat.port, seat.run_id, seat.size}, seat.rank,
-                               std::chrono::ceil<std::chrono::seconds>(init_timeout()));
+  store_ = detail::Store::join(detail::address_of(seat), seat.rank, init_timeout());
   agree(uuid, refused);
   store_->watch(
       std::chrono::milliseconds(static_cast<std::int64_t>(options.heartbeat_timeout_seconds * 1e3)),
@@ -72,22 +75,31 @@ void NcclWorld::agree(const std::string& uuid, const std::string& refused) {
     } catch (const CommError& absent) {
       error = absent.what();
     }
-  const std::string own[] = {error, nccl_version(library), library.file, uuid};
+  const std::string own[] = {error, nccl_version(library), library.file, uuid,
+                             seat_.local_rank_from};
   const std::vector<std::string> said = tell_all("hello", all_ranks(), pack(own), init_timeout());
   std::vector<std::vector<std::string>> ranks;
   for (const std::string& text : said) ranks.push_back(unpack(text));
   for (std::size_t r = 0; r < ranks.size(); ++r)
     if (!ranks[r][0].empty())
-      throw CommError(error == ranks[r][0] ? error : concat("rank ", r, ": ", ranks[r][0]));
+      throw JoinError(error == ranks[r][0] ? error : concat("rank ", r, ": ", ranks[r][0]));
   for (std::size_t r = 1; r < ranks.size(); ++r) {
     if (ranks[r][1] != ranks[0][1])
-      throw CommError(concat("World::nccl: rank 0 has NCCL ", ranks[0][1], " (", ranks[0][2],
-                             "), rank ", r, " has ", ranks[r][1], " (", ranks[r][2],
-                             "); give all ranks the same"));
-    for (std::size_t before = 0; before < r; ++before)
-      if (ranks[before][3] == ranks[r][3])
-        throw CommError(concat("World::nccl: ranks ", before, " and ", r, " are both on ",
-                               ranks[r][3], "; give each process a GPU of its own"));
+      throw with_rank(JoinError(concat("World::nccl: rank 0 has NCCL ", ranks[0][1], " (",
+                                       ranks[0][2], "), rank ", r, " has ", ranks[r][1], " (",
+                                       ranks[r][2], "); give all ranks the same")),
+                      0);
+    for (std::size_t before = 0; before < r; ++before) {
+      if (ranks[before][3] != ranks[r][3]) continue;
+      const std::string both =
+          concat("World::nccl: ranks ", before, " and ", r, " are both on ", ranks[r][3]);
+      if (!ranks[r][4].empty() && ranks[before][4] == ranks[r][4])
+        throw with_rank(DataError(concat(both, ", by ", ranks[r][4],
+                                         " of each; give each rank of "
+                                         "a machine a number of its own")),
+                        0);
+      throw with_rank(JoinError(concat(both, "; give each process a GPU of its own")), 0);
+    }
   }
 }
 
@@ -207,6 +219,7 @@ void NcclWorld::finish(Comm& comm, const char* what, bool is_first) {
   const double patience = is_first ? options_.init_timeout_seconds : options_.timeout_seconds;
   const auto start = Clock::now();
   std::string error;
+  bool is_late = false;
   for (int look = 0; error.empty(); ++look) {
     bool is_busy = false;
     {
@@ -214,18 +227,22 @@ void NcclWorld::finish(Comm& comm, const char* what, bool is_first) {
       if (const char* const why = nccl_->poll(comm.native, &is_busy)) error = why;
     }
     if (!is_busy && error.empty()) return;
-    if (std::chrono::duration<double>(Clock::now() - start).count() > patience)
-      error = concat(what, " has taken ", patience, " s; not all ranks have come");
+    is_late =
+        error.empty() && std::chrono::duration<double>(Clock::now() - start).count() > patience;
+    if (is_late) error = concat(what, " has taken ", patience, " s; not all ranks have come");
     if (look < 64)
       std::this_thread::yield();
     else
       std::this_thread::sleep_for(200us);
   }
-  for (const auto until = Clock::now() + kReasonWithin; Clock::now() < until;) {
+  const auto until = Clock::now() + (is_late ? kLateFor : kReasonWithin);
+  while (Clock::now() < until) {
     expect_fine();  // the watch thread knows better
     std::this_thread::sleep_for(10ms);
   }
-  throw CommError(concat("rank ", rank(), ": ", error));
+  const std::string message = concat("rank ", rank(), ": ", error);
+  if (is_late) throw LostRank(message);
+  throw CommError(message);
 }
 
 // A peer that is gone is heard of through the store. NCCL's destroy has no deadline, so a watchdog

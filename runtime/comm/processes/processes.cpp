@@ -16,6 +16,7 @@
 #include "runtime/comm/store/store.hpp"
 #include "runtime/comm/world_state.hpp"
 #include "tessera/base/error.hpp"
+#include "tessera/comm/join_error.hpp"
 #include "tessera/comm/lost_rank.hpp"
 #include "tessera/comm/world.hpp"
 
@@ -24,6 +25,7 @@ namespace comm {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+using detail::with_rank;
 
 std::chrono::milliseconds left_until(Clock::time_point deadline) {
   return std::max(std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()),
@@ -46,10 +48,11 @@ std::vector<std::string> tell_all(detail::Store& store, const ProcessSeat& seat,
       silent.push_back(r);
     }
   if (!silent.empty())
-    throw CommError(concat("World::processes: of ", seat.size,
-                           " ranks these came to the store and have said nothing since: ",
-                           detail::describe_ranks(silent),
-                           "; their processes are stopped or starved"));
+    throw with_rank(JoinError(concat("World::processes: of ", seat.size,
+                                     " ranks these came to the store and have said nothing since: ",
+                                     detail::describe_ranks(silent),
+                                     "; their processes are stopped or starved")),
+                    silent.front() == 0 ? seat.rank : 0);
   return all;
 }
 
@@ -65,14 +68,25 @@ std::string by_machine(const std::vector<std::string>& first_seen) {
   return text;
 }
 
+// What all ranks find alike, so that one line of rank 0 is enough.
+[[noreturn]] void refuse(const std::string& message) { throw with_rank(DataError(message), 0); }
+
+// All are on one machine.
+void expect_own_places(const std::vector<std::string>& given) {
+  for (std::size_t r = 1; r < given.size(); ++r)
+    if (const auto before = std::ranges::find(given, given[r]) - given.begin();
+        !given[r].empty() && before < static_cast<std::ptrdiff_t>(r))
+      refuse(concat("World::processes: ranks ", before, " and ", r, " of one machine both have ",
+                    given[r], "; give each rank of a machine a number of its own"));
+}
+
 // Who shares a machine is tried: each rank makes its part of a board, and looks for the others'.
 // A store has at most 64 MiB, so of all that a job exchanges only this goes through it.
 std::unique_ptr<Bootstrap> come_together(const ProcessSeat& seat, double timeout_seconds) {
   const auto timeout =
       std::chrono::ceil<std::chrono::milliseconds>(std::chrono::duration<double>(timeout_seconds));
   const Clock::time_point deadline = Clock::now() + timeout;
-  const auto store =
-      detail::Store::join({seat.host, seat.port, seat.run_id, seat.size}, seat.rank, timeout);
+  const auto store = detail::Store::join(detail::address_of(seat), seat.rank, timeout);
   std::random_device random;
   if (seat.rank == 0) store->set("token", std::to_string(std::uint64_t{random()} << 32 | random()));
   const std::uint64_t token = std::stoull(store->get("token", left_until(deadline)));
@@ -89,7 +103,7 @@ std::unique_ptr<Bootstrap> come_together(const ProcessSeat& seat, double timeout
   }
   const auto errors = tell_all(*store, seat, deadline, "error", error);
   for (std::size_t r = 0; r < errors.size(); ++r)
-    if (!errors[r].empty()) throw CommError(concat("rank ", r, ": ", errors[r]));
+    if (!errors[r].empty()) throw with_rank(JoinError(concat("rank ", r, ": ", errors[r])), 0);
   int first = -1, seen = 0;
   try {
     for (int r = seat.size; r-- > 0;)
@@ -100,16 +114,16 @@ std::unique_ptr<Bootstrap> come_together(const ProcessSeat& seat, double timeout
   }
   const auto first_seen = tell_all(*store, seat, deadline, "first", std::to_string(first));
   if (std::ranges::count(first_seen, "0") != seat.size)
-    throw DataError(concat("World::processes: no /dev/shm is seen by all ", seat.size, " ranks (",
-                           by_machine(first_seen),
-                           "), so they are on several machines; between machines CPU ranks "
-                           "exchange through MPI: start the job as mpirun -n ",
-                           seat.size,
-                           " PROGRAM with a build that has MPI, or run all ranks on one machine"));
+    refuse(concat("World::processes: no /dev/shm is seen by all ", seat.size, " ranks (",
+                  by_machine(first_seen),
+                  "), so they are on several machines; between machines CPU ranks exchange through "
+                  "MPI: start the job as mpirun -n ",
+                  seat.size,
+                  " PROGRAM with a build that has MPI, or run all ranks on one machine"));
   const auto seen_by = tell_all(*store, seat, deadline, "seen", std::to_string(seen));
   if (std::ranges::count(seen_by, std::to_string(seat.size)) != seat.size)
-    throw DataError(
-        "World::processes: some ranks may not map the memory of others; run all as one user");
+    refuse("World::processes: some ranks may not map the memory of others; run all as one user");
+  expect_own_places(tell_all(*store, seat, deadline, "place", seat.local_rank_from));
   board->forget_names();
   return SharedBootstrap::world(std::move(board), seat.rank, token, timeout);
 }

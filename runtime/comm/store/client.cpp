@@ -8,6 +8,7 @@
 #include "runtime/base/held_signals.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/base/log.hpp"
+#include "tessera/comm/join_error.hpp"
 #include "tessera/comm/lost_rank.hpp"
 #include "tessera/detail/base/text.hpp"
 
@@ -20,6 +21,8 @@ using asio::ip::tcp;
 constexpr std::chrono::milliseconds kBeat = 250ms;
 // A store answers at once, unless its process is stopped.
 constexpr std::chrono::seconds kAnswers = 60s;
+// What is waited behind a deadline: for rank 0, which says the same for all, and for who leaves.
+constexpr std::chrono::milliseconds kGrace = 250ms, kAtEnd = 500ms;
 constexpr std::size_t kMostLastWords = std::size_t{64} << 10;
 
 }  // namespace
@@ -47,53 +50,73 @@ StoreClient::~StoreClient() {
       lock.unlock();
       send({.kind = MessageKind::leave});
       lock.lock();
-      changed_.wait_for(lock, 2s, [this] { return !ended_.empty(); });
+      const auto at_most = watches_ || Clock::now() < deadline_ ? 2000ms : kGrace;
+      changed_.wait_for(lock, at_most, [this] { return !ended_.empty(); });
     }
   }
   context_->stop();
   thread_.join();
   if (!server_) return;
-  const std::vector<int> staying = server_->end("rank 0 has left", kParting);
+  const auto begin = Clock::now();
+  const auto at_most =
+      watches_ ? begin + kParting : std::min(begin + kParting, std::max(deadline_, begin + kAtEnd));
+  const std::vector<int> staying = server_->end(
+      "rank 0 has left", std::chrono::ceil<std::chrono::milliseconds>(at_most - begin));
   if (!staying.empty())
-    log(LogLevel::warning,
-        concat("the store: rank 0 ends its store after ", kParting.count(), " s, although ",
-               staying.size() == 1 ? "rank " : "ranks ", describe_ranks(staying),
-               staying.size() == 1 ? " has" : " have", " not left"));
+    log(LogLevel::warning, concat("the store: rank 0 ends its store, although ",
+                                  staying.size() == 1 ? "rank " : "ranks ", describe_ranks(staying),
+                                  staying.size() == 1 ? " has" : " have", " not left"));
 }
 
 bool StoreClient::wait_until_full(Clock::time_point deadline) {
+  deadline_ = deadline;
   {
     std::unique_lock lock(mutex_);
     changed_.wait_until(lock, deadline, [this] { return is_full_ || refused_ || !ended_.empty(); });
-    if (refused_) throw CommError(*refused_);
+    expect_not_refused();
     if (is_full_) return true;
     if (!ended_.empty()) return false;
   }
-  const std::optional<Message> missing = ask({.kind = MessageKind::missing}, Clock::now() + 2s);
-  const std::lock_guard lock(mutex_);
+  const std::optional<Message> missing = ask({.kind = MessageKind::missing}, deadline + kAtEnd);
+  std::unique_lock lock(mutex_);
+  // Mostly rank 0's time is over as well.
+  if (rank_ != 0 && missing)
+    changed_.wait_until(lock, deadline + kGrace, [this] { return is_full_ || refused_; });
+  expect_not_refused();
   if (is_full_) return true;
-  throw CommError(concat("the store: rank ", rank_, " has waited for its whole timeout: ",
+  throw JoinError(concat("the store: rank ", rank_, " has waited for its whole timeout: ",
                          missing ? missing->value : "the store does not say who never came",
                          "; start all ranks within init_timeout_seconds, or raise it"));
 }
 
+void StoreClient::expect_not_refused() const {
+  if (!refused_) return;
+  throw with_rank(JoinError(refused_->value), refused_->number == 1 ? 0 : rank_);
+}
+
+// Up to `watch` nobody may be waited for beyond the time to come together.
+StoreClient::Clock::time_point StoreClient::latest(std::chrono::milliseconds timeout) const {
+  const auto own = Clock::now() + timeout;
+  return watches_ ? own : std::min(own, std::max(deadline_, Clock::now() + kGrace));
+}
+
 void StoreClient::set(std::string_view key, std::string_view value) {
   ask_for("set", {.kind = MessageKind::set, .key = std::string(key), .value = std::string(value)},
-          Clock::now() + kAnswers);
+          latest(kAnswers));
 }
 
 std::string StoreClient::get(std::string_view key, std::chrono::milliseconds timeout) {
-  return ask_for("get", {.kind = MessageKind::get, .key = std::string(key)}, Clock::now() + timeout)
-      .value;
+  return ask_for("get", {.kind = MessageKind::get, .key = std::string(key)}, latest(timeout)).value;
 }
 
 std::int64_t StoreClient::add(std::string_view key, std::int64_t n) {
   return ask_for("add", {.kind = MessageKind::add, .number = n, .key = std::string(key)},
-                 Clock::now() + kAnswers)
+                 latest(kAnswers))
       .number;
 }
 
 void StoreClient::watch(std::chrono::milliseconds silence, Hear hear) {
+  watches_ = true;
   asio::post(*context_, [this, silence, hear = std::move(hear)]() mutable {
     hear_ = std::move(hear);
     silence_ = silence;
@@ -148,7 +171,7 @@ void StoreClient::take(Message& message) {
                   message.value);
   const std::lock_guard lock(mutex_);
   if (message.kind == MessageKind::full) is_full_ = true;
-  if (message.kind == MessageKind::refused) refused_ = message.value;
+  if (message.kind == MessageKind::refused) refused_ = message;
   if (message.kind == MessageKind::answer || message.kind == MessageKind::denied)
     if (const auto asked = answers_.find(message.id); asked != answers_.end())
       asked->second = std::move(message);
@@ -245,10 +268,13 @@ Message StoreClient::ask_for(std::string_view call, Message message, Clock::time
                            message.value.size(), "; expected at most ", kMostKeyBytes, " and ",
                            kMostValueBytes));
   const std::optional<Message> answer = ask(std::move(message), deadline);
-  if (!answer)
-    throw CommError(
+  if (!answer) {
+    const std::string why =
         concat("the store: ", call, ": rank ", rank_, " has waited in vain for '", key,
-               may_wait ? "', which nobody has set" : "'; the process of rank 0 gives no answer"));
+               may_wait ? "', which nobody has set" : "'; the process of rank 0 gives no answer");
+    if (watches_) throw CommError(why);
+    throw JoinError(why);
+  }
   if (answer->kind == MessageKind::answer) return *answer;
   const std::string why = concat("the store: ", call, " of '", key, "': ", answer->value);
   if (answer->number == 1) throw LostRank(why);

@@ -7,6 +7,7 @@
 #include <asio/io_context.hpp>
 #include <asio/ip/tcp.hpp>
 #include <asio/steady_timer.hpp>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <map>
@@ -32,8 +33,9 @@ class StoreClient final : public Store {
   StoreClient(int rank, asio::ip::tcp::socket socket, std::unique_ptr<asio::io_context> context);
   ~StoreClient() override;
 
-  // Returns true once all ranks are here, false when the store has ended before.  Throws:
-  // CommError when it gives up, or when the time is over.
+  // Returns true once all ranks are here, false when the store has ended before. `deadline` holds
+  // for all calls up to `watch`.  Throws: JoinError when the store gives up, or when the time is
+  // over.
   bool wait_until_full(Clock::time_point deadline);
   // Rank 0's store ends behind its own connection.
   void own(std::unique_ptr<StoreServer> server) { server_ = std::move(server); }
@@ -58,9 +60,13 @@ class StoreClient final : public Store {
   // Anybody's.
   void send(Message message);
   std::optional<Message> ask(Message message, Clock::time_point deadline);
+  Clock::time_point latest(std::chrono::milliseconds timeout) const;
+  void expect_not_refused() const;  // with the mutex
   Message ask_for(std::string_view call, Message message, Clock::time_point deadline);
 
   const int rank_;
+  Clock::time_point deadline_ = Clock::time_point::max();
+  std::atomic<bool> watches_{false};
   std::unique_ptr<StoreServer> server_;  // rank 0's
   std::unique_ptr<asio::io_context> context_;
   asio::executor_work_guard<asio::io_context::executor_type> work_;  // also behind the last message
@@ -81,7 +87,7 @@ class StoreClient final : public Store {
   std::map<std::uint32_t, std::optional<Message>> answers_;  // to questions
   std::uint32_t last_id_ = 0;
   bool is_full_ = false;
-  std::optional<std::string> refused_;
+  std::optional<Message> refused_;
   std::string ended_;  // why nothing comes any more
   bool is_leaving_ = false;
   Thread thread_;  // last: it uses the rest

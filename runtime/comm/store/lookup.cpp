@@ -4,12 +4,17 @@
 
 #include <algorithm>
 #include <asio/io_context.hpp>
+#include <future>
+#include <memory>
+#include <thread>
 
+#include "runtime/base/held_signals.hpp"
 #include "tessera/base/error.hpp"
 
 namespace tessera::detail {
+namespace {
 
-HostAddresses look_up(const std::string& host) {
+HostAddresses ask_system(const std::string& host) {
   asio::io_context context;
   asio::error_code error;
   asio::ip::tcp::resolver resolver(context);
@@ -20,6 +25,21 @@ HostAddresses look_up(const std::string& host) {
       all.found.push_back(address);
   if (all.found.empty()) all.failure = error ? error.message() : "it has no address";
   return all;
+}
+
+}  // namespace
+
+HostAddresses look_up(const std::string& host, std::chrono::steady_clock::time_point deadline) {
+  asio::error_code error;
+  if (const auto address = asio::ip::make_address(host, error); !error) return {{address}, ""};
+  const auto promise = std::make_shared<std::promise<HostAddresses>>();
+  std::future<HostAddresses> answer = promise->get_future();
+  {
+    const HeldSignals others_take_them;
+    std::thread([promise, host] { promise->set_value(ask_system(host)); }).detach();
+  }
+  if (answer.wait_until(deadline) == std::future_status::ready) return answer.get();
+  return {{}, "the system's lookup takes longer than the time that is left"};
 }
 
 void keep_from_children(int socket) { ::fcntl(socket, F_SETFD, FD_CLOEXEC); }

@@ -15,8 +15,9 @@ struct HostAddresses {
   std::vector<asio::ip::address> found;
   std::string failure;
 };
-// A lookup that hangs does so for as long as the system's resolver is set to, mostly 5 to 10 s.
-HostAddresses look_up(const std::string& host);
+// A lookup that hangs does so for as long as the system's resolver is set to, mostly 5 to 10 s, and
+// can't be ended: it goes on behind `deadline`, on a thread of its own.
+HostAddresses look_up(const std::string& host, std::chrono::steady_clock::time_point deadline);
 
 // Programs that this process starts do not get the socket: a peer sees by its end that a rank died.
 void keep_from_children(int socket);

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include "tessera/base/error.hpp"
+#include "tessera/comm/world.hpp"
 
 namespace tessera::detail {
 namespace {
@@ -59,13 +60,36 @@ std::optional<Message> decode(std::string_view body) {
 }
 
 std::string identity(const StoreAddress& job) {
-  return concat("tessera store 1, MASTER_ADDR=", job.host, ", MASTER_PORT=", job.port, ", run id ",
-                job.run_id, ", ", job.world_size, " ranks");
+  return concat("tessera store 1, host ", job.host, ", port ", job.port, ", run id ", job.run_id,
+                ", ", job.world_size, " ranks");
 }
 
 std::string describe_job(std::string_view identity) {
-  const std::size_t begin = identity.find("MASTER_ADDR");
+  const std::size_t begin = identity.find("host ");
   return std::string(identity.substr(begin == std::string_view::npos ? 0 : begin));
+}
+
+std::string given_host(const StoreAddress& job) {
+  return job.host_from.empty() ? concat("host ", job.host) : job.host_from;
+}
+
+std::string given_port(const StoreAddress& job) {
+  return job.port_from.empty() ? concat("port ", job.port) : job.port_from;
+}
+
+std::string describe_own(const StoreAddress& job) {
+  const std::string host = given_host(job), port = given_port(job);
+  return concat(host, host == port ? "" : ", " + port, ", run id ", job.run_id, ", ",
+                job.world_size, " ranks");
+}
+
+StoreAddress address_of(const ProcessSeat& seat) {
+  return {.host = seat.host,
+          .port = seat.port,
+          .run_id = seat.run_id,
+          .world_size = seat.size,
+          .host_from = seat.host_from,
+          .port_from = seat.port_from};
 }
 
 std::string describe_process(const StoreAddress& job) {

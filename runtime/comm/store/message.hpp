@@ -16,13 +16,17 @@
 
 #include "runtime/comm/store/store.hpp"
 
+namespace tessera {
+struct ProcessSeat;
+}
+
 namespace tessera::detail {
 
 enum class MessageKind : std::uint8_t {
   // The store's.
   greeting,  // first of all; key: the job, number: whether the store takes seats
   seated,    // the answer to hello
-  refused,   // as well; value: why, for good
+  refused,   // as well; value: why, for good, number: 1 where rank 0 gives up for all
   later,     // as well: the store is ending, another one may come
   full,      // all ranks are here
   answer,    // id: of the question; number or value
@@ -68,6 +72,12 @@ std::optional<Message> decode(std::string_view body);
 // How a store and its ranks name the job to each other, and what people call it.
 std::string identity(const StoreAddress& job);
 std::string describe_job(std::string_view identity);
+// As this process was told of them: "MASTER_ADDR=a", "MASTER_PORT=1", and with run id and size.
+std::string given_host(const StoreAddress& job);
+std::string given_port(const StoreAddress& job);
+std::string describe_own(const StoreAddress& job);
+// Where the job of a seat meets.
+StoreAddress address_of(const ProcessSeat& seat);
 // "host gpu3, process 12", and which attempt of it, if not the first.
 std::string describe_process(const StoreAddress& job);
 

@@ -11,6 +11,7 @@
 
 #include "runtime/comm/store/lookup.hpp"
 #include "tessera/base/error.hpp"
+#include "tessera/comm/join_error.hpp"
 
 namespace tessera::detail {
 namespace {
@@ -23,6 +24,14 @@ using namespace std::chrono_literals;
 constexpr auto kWave = 2s, kAnswer = 5s;
 // Ports behind the first are tried a little later, since mostly the first is it.
 constexpr auto kOthersLater = 100ms;
+constexpr std::string_view kStore = "tessera store ";  // as `identity` begins
+
+std::string describe_error(const asio::error_code& error) {
+  if (error == asio::error::connection_refused) return "nobody listens";
+  if (error == asio::error::eof || error == asio::error::connection_reset)
+    return "who listens has hung up";
+  return error.message();
+}
 
 }  // namespace
 
@@ -45,11 +54,18 @@ class StoreSearch::Probe : public std::enable_shared_from_this<Probe> {
   }
   void say(const Message& message) {
     out_ = encode(message);
+    has_spoken_ = is_writing_ = true;
     asio::async_write(socket, asio::buffer(out_),
                       [self = shared_from_this()](asio::error_code error, std::size_t) {
-                        if (error) self->fail(error.message());
+                        self->is_writing_ = false;
+                        if (error) self->fail(describe_error(error));
                       });
   }
+  bool is_store() const {
+    return heard && heard->kind == MessageKind::greeting && heard->key.starts_with(kStore);
+  }
+  bool has_spoken() const { return has_spoken_; }
+  bool is_over() const { return !failure.empty() || (heard && !is_writing_); }
   void hear() {
     heard.reset();
     read(kLengthBytes, [this] {
@@ -63,10 +79,9 @@ class StoreSearch::Probe : public std::enable_shared_from_this<Probe> {
   }
   std::string describe() const {
     if (heard)
-      return heard->kind == MessageKind::greeting && heard->key.starts_with("tessera store ")
-                 ? concat(heard->number == 1 ? "a" : "an ending", " store of the job ",
-                          describe_job(heard->key))
-                 : "no store of Tessera";
+      return is_store() ? concat(heard->number == 1 ? "a" : "an ending", " store of the job ",
+                                 describe_job(heard->key))
+                        : "no store of Tessera";
     return !failure.empty() ? failure : is_connected_ ? "it says nothing" : "no answer";
   }
 
@@ -84,10 +99,10 @@ class StoreSearch::Probe : public std::enable_shared_from_this<Probe> {
   void connect() {
     asio::error_code error;
     socket.open(endpoint.protocol(), error);
-    if (error) return fail(error.message());
+    if (error) return fail(describe_error(error));
     keep_from_children(socket.native_handle());
     socket.async_connect(endpoint, [self = shared_from_this()](asio::error_code failed) {
-      if (failed) return self->fail(failed.message());
+      if (failed) return self->fail(describe_error(failed));
       self->is_connected_ = true;
       self->hear();
     });
@@ -97,14 +112,14 @@ class StoreSearch::Probe : public std::enable_shared_from_this<Probe> {
     in_.resize(bytes);
     asio::async_read(socket, asio::buffer(in_),
                      [self = shared_from_this(), then](asio::error_code error, std::size_t) {
-                       if (error) return self->fail(error.message());
+                       if (error) return self->fail(describe_error(error));
                        then();
                      });
   }
 
   asio::steady_timer delay_;
   std::string in_, out_;
-  bool is_connected_ = false;
+  bool is_connected_ = false, has_spoken_ = false, is_writing_ = false;
 };
 
 StoreSearch::StoreSearch(asio::io_context& context, const StoreAddress& job, int rank,
@@ -117,8 +132,8 @@ tcp::socket StoreSearch::next() {
     const std::shared_ptr<Probe> found = wave(places(), std::min(deadline_, Clock::now() + kWave));
     if (found && claim(*found)) return std::move(found->socket);
     if (Clock::now() + pause >= deadline_)
-      throw CommError(concat("the store: rank ", rank_, " has not found rank 0 of the job ",
-                             describe_job(identity(job_)), ". It has seen ", notes_));
+      throw JoinError(concat("the store: rank ", rank_, " has not found rank 0 of its job (",
+                             describe_own(job_), "). It has seen ", notes_));
     std::this_thread::sleep_for(pause);
   }
 }
@@ -128,10 +143,10 @@ bool StoreSearch::is_open_store(const Probe& probe) const {
          probe.heard->key == identity(job_) && probe.heard->number == 1;
 }
 
-void StoreSearch::refuse_another(const StoreAddress& job, const tcp::endpoint& own) {
+void StoreSearch::refuse_another(const StoreAddress& job, const tcp::endpoint& own,
+                                 Clock::time_point deadline) {
   asio::io_context context(1);
-  const auto latest = Clock::now() + kAnswer;
-  StoreSearch search(context, job, 0, latest);
+  StoreSearch search(context, job, 0, std::min(deadline, Clock::now() + kAnswer));
   auto places = search.places();
   std::erase(places, own);
   if (const auto found = search.wave(places, Clock::now() + kOthersLater + 200ms))
@@ -141,10 +156,10 @@ void StoreSearch::refuse_another(const StoreAddress& job, const tcp::endpoint& o
 // The first port of each address first.
 std::vector<tcp::endpoint> StoreSearch::places() {
   if (known_) return {*known_};
-  const HostAddresses addresses = look_up(job_.host);
-  notes_ = concat("no address of ", job_.host, ": ", addresses.failure);
+  const HostAddresses addresses = look_up(job_.host, deadline_);
+  notes_ = concat("no address of ", given_host(job_), ": ", addresses.failure);
   std::vector<tcp::endpoint> all;
-  for (int port = job_.port; port < job_.port + kStorePorts && port <= 65535; ++port)
+  for (int port = job_.port; port <= last_port(job_.port); ++port)
     for (const auto& address : addresses.found)
       all.emplace_back(address, static_cast<asio::ip::port_type>(port));
   return all;
@@ -163,7 +178,10 @@ std::shared_ptr<StoreSearch::Probe> StoreSearch::wave(const std::vector<tcp::end
     bool is_over = true;
     for (const auto& probe : probes) {
       if (is_open_store(*probe)) found = probe;
-      is_over = is_over && (probe->heard || !probe->failure.empty());
+      // Another job's: rank 0 of that one can say then who looked for it here.
+      if (probe->is_store() && probe->heard->key != identity(job_) && !probe->has_spoken())
+        probe->say(hello());
+      is_over = is_over && probe->is_over();
     }
     return found || is_over;
   });
@@ -185,17 +203,21 @@ void StoreSearch::note(const std::vector<std::shared_ptr<Probe>>& probes) {
   }
 }
 
+Message StoreSearch::hello() const {
+  return {.kind = MessageKind::hello,
+          .number = rank_,
+          .key = identity(job_),
+          .value = describe_process(job_)};
+}
+
 bool StoreSearch::claim(Probe& probe) {
-  probe.say({.kind = MessageKind::hello,
-             .number = rank_,
-             .key = identity(job_),
-             .value = describe_process(job_)});
+  probe.say(hello());
   probe.hear();
   run_until(std::min(deadline_, Clock::now() + kAnswer),
             [&] { return probe.heard || !probe.failure.empty(); });
   if (probe.heard && probe.heard->kind == MessageKind::seated) return true;
   if (probe.heard && probe.heard->kind == MessageKind::refused)
-    throw CommError(concat("the store at ", describe(probe.endpoint), ": ", probe.heard->value));
+    throw JoinError(concat("the store at ", describe(probe.endpoint), ": ", probe.heard->value));
   probe.stop();
   return false;
 }

@@ -29,13 +29,14 @@ class StoreSearch {
               Clock::time_point deadline, std::optional<asio::ip::tcp::endpoint> known = {});
 
   // The connection, with a seat, to the next store that has one for this rank.
-  // Throws: CommError when the time is over, with what was found instead; and when the seat is
+  // Throws: JoinError when the time is over, with what was found instead; and when the seat is
   // taken.
   asio::ip::tcp::socket next();
 
-  // For rank 0, which serves at `own`.  Throws: CommError, which names both processes, where
+  // For rank 0, which serves at `own`.  Throws: JoinError, which names both processes, where
   // another one serves the same job.
-  static void refuse_another(const StoreAddress& job, const asio::ip::tcp::endpoint& own);
+  static void refuse_another(const StoreAddress& job, const asio::ip::tcp::endpoint& own,
+                             Clock::time_point deadline);
 
  private:
   class Probe;
@@ -45,6 +46,7 @@ class StoreSearch {
   std::shared_ptr<Probe> wave(const std::vector<asio::ip::tcp::endpoint>& places,
                               Clock::time_point latest);
   bool is_open_store(const Probe& probe) const;
+  Message hello() const;
   // Whether it gave the seat.
   bool claim(Probe& probe);
   void note(const std::vector<std::shared_ptr<Probe>>& probes);

@@ -23,6 +23,7 @@
 #include "runtime/comm/store/store_state.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/base/log.hpp"
+#include "tessera/comm/join_error.hpp"
 #include "tessera/detail/base/text.hpp"
 
 namespace tessera::detail {
@@ -41,8 +42,8 @@ void allow_descriptors(int ranks) {
   const rlim_t needed = static_cast<rlim_t>(ranks) + 512;
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= needed) return;
   if (limit.rlim_max < needed)
-    throw CommError(concat("the store of ", ranks, " ranks needs ", needed,
-                           " file descriptors on rank 0, the limit is ", limit.rlim_max,
+    throw JoinError(concat("the store: rank 0 needs ", needed, " file descriptors for ", ranks,
+                           " ranks, the limit is ", limit.rlim_max,
                            "; raise the limit (ulimit -Hn)"));
   limit.rlim_cur = needed;
   ::setrlimit(RLIMIT_NOFILE, &limit);
@@ -56,8 +57,9 @@ std::vector<asio::ip::address> by_reach(std::vector<asio::ip::address> all) {
 
 // An acceptor on the first free port, none where the address is not this machine's.
 std::optional<tcp::acceptor> listen(asio::io_context& context, const asio::ip::address& address,
-                                    int first) {
-  for (int port = first; port < first + kStorePorts && port <= 65535; ++port) {
+                                    const StoreAddress& job) {
+  const int last = last_port(job.port);
+  for (int port = job.port; port <= last; ++port) {
     const tcp::endpoint endpoint(address, static_cast<asio::ip::port_type>(port));
     tcp::acceptor acceptor(context);
     asio::error_code error;
@@ -71,26 +73,25 @@ std::optional<tcp::acceptor> listen(asio::io_context& context, const asio::ip::a
     if (!error) acceptor.listen(kBacklog, error);
     if (!error) return acceptor;
   }
-  throw CommError(concat("the store: ports ", first, " to ", first + kStorePorts - 1, " on ",
-                         address.to_string(),
-                         " are taken or not allowed; set MASTER_PORT to a free one"));
+  throw JoinError(concat("the store: rank 0 has no port: ", job.port, " to ", last, " on ",
+                         address.to_string(), " are taken or not allowed (", given_port(job),
+                         "); choose others"));
 }
 
 tcp::acceptor listen_for(asio::io_context& context, const StoreAddress& job,
                          Clock::time_point deadline) {
   for (;;) {
-    const HostAddresses addresses = look_up(job.host);
+    const HostAddresses addresses = look_up(job.host, deadline);
     for (const auto& address : by_reach(addresses.found))
-      if (auto acceptor = listen(context, address, job.port)) return std::move(*acceptor);
+      if (auto acceptor = listen(context, address, job)) return std::move(*acceptor);
     constexpr std::chrono::milliseconds kAgain{500};  // a name may be known a little later
     if (Clock::now() + kAgain >= deadline)
-      throw CommError(
+      throw JoinError(
           addresses.found.empty()
-              ? concat("the store: MASTER_ADDR=", job.host, " was not found: ", addresses.failure)
-              : concat("the store: MASTER_ADDR=", job.host, " is ",
+              ? concat("the store: rank 0 has not found ", given_host(job), ": ", addresses.failure)
+              : concat("the store: rank 0 is not at ", given_host(job), ": ",
                        addresses.found.front().to_string(),
-                       ", which is no address of this machine, where rank 0 is; set it to an "
-                       "address of this machine"));
+                       " is no address of its machine; name one that is"));
     std::this_thread::sleep_for(kAgain);
   }
 }

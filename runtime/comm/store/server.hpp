@@ -13,7 +13,7 @@ namespace tessera::detail {
 class StoreServer {
  public:
   // Listens on the interface that has the address of the job's host, on the first free of its
-  // ports.  Throws: CommError where no address of it is this machine's, or no port is free.
+  // ports.  Throws: JoinError where no address of it is this machine's, or no port is free.
   StoreServer(const StoreAddress& job, std::chrono::steady_clock::time_point deadline);
   // Ends the store at once.
   ~StoreServer();

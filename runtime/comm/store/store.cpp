@@ -5,6 +5,7 @@
 #include "runtime/comm/store/client.hpp"
 #include "runtime/comm/store/search.hpp"
 #include "tessera/base/error.hpp"
+#include "tessera/comm/join_error.hpp"
 
 namespace tessera::detail {
 namespace {
@@ -35,7 +36,7 @@ std::unique_ptr<Store> Store::join(const StoreAddress& job, int rank,
     server = std::make_unique<StoreServer>(job, deadline);
     own.emplace(asio::ip::make_address(server->host()),
                 static_cast<asio::ip::port_type>(server->port()));
-    StoreSearch::refuse_another(job, *own);
+    StoreSearch::refuse_another(job, *own, deadline);
   }
   for (;;) {
     auto context = std::make_unique<asio::io_context>(1);
@@ -46,12 +47,12 @@ std::unique_ptr<Store> Store::join(const StoreAddress& job, int rank,
         client->own(std::move(server));
         return client;
       }
-    } catch (const CommError& error) {
+    } catch (const JoinError& error) {
       if (!server) throw;
       const std::string why = concat(error.what(), "; rank 0 listens on ", server->place());
       client.reset();
-      server->end(why, 2s);
-      throw CommError(why);
+      server->end(why, 500ms);
+      throw with_rank(JoinError(why), 0);
     }
   }
 }

@@ -9,6 +9,7 @@
 // Called by the worlds of processes. It moves bytes of kilobytes, never tensors.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -25,11 +26,14 @@ struct StoreAddress {
   std::string run_id;  // "none" where the launcher gives none
   int world_size = 1;
   int restart_count = 0;  // differs between the hosts of a job, so it is only told in messages
+  // What gave host and port: "MASTER_ADDR=node1". For messages; empty: the caller.
+  std::string host_from{}, port_from{};
 };
 
 // Rank 0 takes the first free one of so many ports from StoreAddress::port on, since torchrun's own
 // store often holds that one; the others look at all of them.
 inline constexpr int kStorePorts = 17;
+constexpr int last_port(int first) { return std::min(first + kStorePorts - 1, 65535); }
 inline constexpr std::size_t kMostKeyBytes = 1024, kMostValueBytes = std::size_t{1} << 20;
 
 // How a rank went.
@@ -47,12 +51,14 @@ class Store {
   using Hear = std::function<void(int rank, Departure how, const std::string& why)>;
 
   // Collective: returns once all ranks of the job are here; on rank 0 it also begins to serve. Name
-  // lookup and refused connections are tried again until the time is over.
-  // Throws: CommError, which names the ranks that never came, or what else was found on these
-  // ports; or that says who has this rank's seat already.
+  // lookup and refused connections are tried again until the time is over. `timeout` holds for all
+  // calls up to `watch`, to half a second.
+  // Throws: JoinError, which names the ranks that never came, or what else was found on these
+  // ports; or that says who has this rank's seat already. It has rank 0 where rank 0 throws it too.
   static std::unique_ptr<Store> join(const StoreAddress& address, int rank,
                                      std::chrono::milliseconds timeout);
   // Leaves. Rank 0 waits until all have left, for at most kParting, and then logs who had not.
+  // Before `watch` it waits no longer than `timeout`.
   virtual ~Store() = default;
   Store(const Store&) = delete;
   Store& operator=(const Store&) = delete;
@@ -63,9 +69,9 @@ class Store {
   virtual std::string get(std::string_view key, std::chrono::milliseconds timeout) = 0;
   // Adds `n` to the counter `key`, which begins at 0, and returns the sum. Its value is text.
   virtual std::int64_t add(std::string_view key, std::int64_t n) = 0;
-  // All three throw CommError: where rank 0 can't be reached, and `get` when the time is over;
-  // LostRank where `get` waits and a rank has failed or is lost; DataError for keys and values that
-  // are too large, or more of them than a store holds.
+  // All three throw CommError, before `watch` JoinError: where rank 0 can't be reached, and `get`
+  // when the time is over; LostRank where `get` waits and a rank has failed or is lost; DataError
+  // for keys and values that are too large, or more of them than a store holds.
 
   // From here on `hear` is told of each rank that goes, once, of those that have gone already too.
   // A rank that shows no life for `silence` is lost; 0: never. All ranks give the same.

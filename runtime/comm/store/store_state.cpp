@@ -36,9 +36,12 @@ void StoreState::received(Session session, const Message& message) {
 void StoreState::seat(Session session, const Message& hello) {
   constexpr std::size_t kMostWho = 300;
   const std::string who = hello.value.substr(0, kMostWho);
-  if (hello.key != job_)
+  if (hello.key != job_) {
+    other_ = concat("rank ", hello.number, " of another job came (", who,
+                    "): ", describe_job(hello.key));
     return dismiss(session, MessageKind::refused,
                    concat("this store belongs to another job: ", describe_job(job_)));
+  }
   if (hello.number < 0 || hello.number >= static_cast<std::int64_t>(seats_.size()))
     return dismiss(session, MessageKind::refused,
                    concat("rank ", hello.number, " is not from 0 to ", seats_.size() - 1));
@@ -183,7 +186,7 @@ void StoreState::tick(Duration passed) {
 
 void StoreState::end(const std::string& why) {
   is_ending_ = true;
-  if (!is_full_) tell_ranks({.kind = MessageKind::refused, .value = why});
+  if (!is_full_) tell_ranks({.kind = MessageKind::refused, .number = 1, .value = why});
 }
 
 std::vector<int> StoreState::present() const {
@@ -206,7 +209,7 @@ std::string StoreState::describe_missing() const {
     text += concat(text.empty() ? "" : "; ", again.size() == 1 ? "rank " : "ranks ",
                    describe_ranks(again), " of ", seats_.size(), " came and went again, the first ",
                    seats_[static_cast<std::size_t>(again.front())].who);
-  return text;
+  return text.empty() || other_.empty() ? text : concat(text, "; ", other_);
 }
 
 // "host gpu1, host gpu2", of at most a dozen, in the order of ranks: of the rest one is amiss.

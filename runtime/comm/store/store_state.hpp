@@ -43,8 +43,8 @@ class StoreState {
   bool is_full() const { return is_full_; }
   // Ranks that have a seat and have neither left nor been lost.
   std::vector<int> present() const;
-  // "ranks 3-5 of 8 never came", on which hosts the others are, and who went again; empty when all
-  // are here.
+  // "ranks 3-5 of 8 never came", on which hosts the others are, who went again, and who came of
+  // another job; empty when all are here.
   std::string describe_missing() const;
 
   // Of strangers, so that no number of them shuts a rank out for long.
@@ -90,6 +90,7 @@ class StoreState {
   std::size_t taken_ = 0;
   bool is_full_ = false;
   bool is_ending_ = false;
+  std::string other_;    // who of another job came last
   std::string failure_;  // why the first rank that did not leave in order has gone
   Duration silence_{0};
   std::map<std::string, std::string, std::less<>> values_;
