@@ -40,6 +40,33 @@ TEST_CASE("--where says launcher, rank, hosts, store and interface, and starts n
   CHECK_THAT(outcome.out, !Contains("warning"));
 }
 
+TEST_CASE("--where says what is not read, and no port beyond the last") {
+  const TemporaryFolder folder;
+  const auto shown = [&](std::map<std::string, std::string> variables) {
+    return run_command("tessera-train --where", folder.path().string(), variables).out;
+  };
+  auto both = kSrun;
+  both["MASTER_ADDR"] = "n9";
+  both["MASTER_PORT"] = "29500";
+  CHECK_THAT(shown(both),
+             Contains("ignored    MASTER_ADDR=n9: rank 0 is at host localhost of "
+                      "SLURM_STEP_NODELIST\n") &&
+                 Contains("ignored    MASTER_PORT=29500: rank 0 is at host localhost"));
+  const std::map<std::string, std::string> own = {{"TESSERA_RANK", "0"},
+                                                  {"TESSERA_WORLD_SIZE", "2"},
+                                                  {"TESSERA_STORE", "localhost:65535"},
+                                                  {"MASTER_ADDR", "n9"}};
+  CHECK_THAT(shown(own),
+             Contains("ignored    MASTER_ADDR=n9: rank 0 is at TESSERA_STORE=localhost:65535\n") &&
+                 Contains("store      localhost port 65535, run id none"));
+  CHECK_THAT(shown({{"RANK", "0"},
+                    {"WORLD_SIZE", "2"},
+                    {"LOCAL_RANK", "0"},
+                    {"MASTER_ADDR", "localhost"},
+                    {"MASTER_PORT", "65530"}}),
+             Contains("port 65530 or one of the next 5, run id none") && !Contains("ignored"));
+}
+
 TEST_CASE("--where warns of a GPU's one queue") {
   const TemporaryFolder folder;
   const Outcome outcome = run_command("tessera-train --where", folder.path().string(),

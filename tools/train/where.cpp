@@ -119,6 +119,19 @@ std::string nccl() {
 
 std::string size_text(int size) { return size > 0 ? concat(" of ", size) : std::string(); }
 
+// What others read as the address of rank 0, where it comes from elsewhere.
+std::string ignored(const LaunchEnvironment& environment) {
+  const std::string from = environment.store_host_from.empty()
+                               ? "this launcher's ranks meet without it"
+                               : "rank 0 is at " + environment.store_host_from;
+  std::string text;
+  for (const char* variable : {"MASTER_ADDR", "MASTER_PORT"})
+    if (const char* value = std::getenv(variable);
+        value && environment.store_host_from.find("MASTER_ADDR") == std::string::npos)
+      text += line("ignored", concat(variable, "=", value, ": ", from));
+  return text;
+}
+
 std::string lines_of(const LaunchEnvironment& environment) {
   std::string text = line("launcher", std::string(name(environment.launcher)));
   text +=
@@ -128,11 +141,14 @@ std::string lines_of(const LaunchEnvironment& environment) {
   for (const std::string& host : environment.hosts) hosts += concat(", ", host);
   text += line("hosts", hosts);
   if (!environment.notice.empty()) text += line("notice", environment.notice);
+  text += ignored(environment);
   if (environment.store_host.empty() || environment.store_port == 0)
     return text + line("store", "this launcher names no address");
-  text += line("store", concat(environment.store_host, " port ", environment.store_port,
-                               " or one of the next ", detail::kStorePorts - 1, ", run id ",
-                               environment.run_id, ", restart ", environment.restart_count));
+  const int others = detail::last_port(environment.store_port) - environment.store_port;
+  text +=
+      line("store", concat(environment.store_host, " port ", environment.store_port,
+                           others > 0 ? concat(" or one of the next ", others) : "", ", run id ",
+                           environment.run_id, ", restart ", environment.restart_count));
   return text + line("interface", route_to(environment.store_host, environment.store_port));
 }
 
