@@ -246,7 +246,7 @@ TEST_CASE("a save that is killed at any call leaves the older checkpoint or the 
       const pid_t child = ::fork();
       REQUIRE(child >= 0);
       if (child == 0) {
-        const CallWatch watch(folder, {.rank = rank, .at = at, .is_killed = true});
+        const CallWatch watch(folder, {.rank = rank, .at = at, .signal = SIGKILL});
         bool is_saved = save_together(folder, 2, way)[0].text.empty();
         CallWatch::set_rank(0);
         is_saved = outcome_of([&] { checkpoint::keep_newest(folder, 1); }).text.empty() && is_saved;

@@ -60,7 +60,7 @@ TEST_CASE("a save that is killed in a folder that it makes leaves no checkpoint 
       const pid_t child = ::fork();
       REQUIRE(child >= 0);
       if (child == 0) {
-        const CallWatch watch(runs, {.rank = rank, .at = at, .is_killed = true});
+        const CallWatch watch(runs, {.rank = rank, .at = at, .signal = SIGKILL});
         ::raise(heard_of_save(folder, 2)[0].empty() ? SIGUSR1 : SIGUSR2);
       }
       int status = 0;

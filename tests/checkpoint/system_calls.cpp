@@ -51,7 +51,7 @@ struct WatchedCall {
     counts.resize(std::max(counts.size(), static_cast<std::size_t>(rank) + 1));
     const CallFault& fault = watch->fault_;
     const bool is_hit = ++counts[static_cast<std::size_t>(rank)] == fault.at && rank == fault.rank;
-    if (is_hit && fault.is_killed) ::kill(::getpid(), SIGKILL);
+    if (is_hit && fault.signal != 0) ::kill(::getpid(), fault.signal);
     if (is_hit && fault.error != 0) {
       if (call.kind == CallKind::close) f();
       errno = fault.error;

@@ -33,14 +33,14 @@ struct SystemCall {
 // What befalls one call.
 struct CallFault {
   int rank = 0;
-  std::size_t at = 0;      // the how-manieth call of that rank, from 1 on; 0: none
-  int error = 0;           // errno of a call that does nothing
-  bool is_short = false;   // half is written
-  bool is_empty = false;   // nothing is written, which is no error
-  bool is_killed = false;  // the process ends before it
-  int slow_ms = 0;         // how much longer each write of the rank takes
-  int slow_sync_ms = 0;    // likewise each fsync
-  int thread_error = 0;    // of each thread that the rank would start
+  std::size_t at = 0;     // the how-manieth call of that rank, from 1 on; 0: none
+  int error = 0;          // errno of a call that does nothing
+  bool is_short = false;  // half is written
+  bool is_empty = false;  // nothing is written, which is no error
+  int signal = 0;         // that the process is sent before it
+  int slow_ms = 0;        // how much longer each write of the rank takes
+  int slow_sync_ms = 0;   // likewise each fsync
+  int thread_error = 0;   // of each thread that the rank would start
 };
 
 // Watches the calls below a folder; one at a time.

@@ -1,6 +1,6 @@
 // Ranks under mpirun of which one is killed at a call of the system in a save: the run goes on from
 // what is whole, on other ranks.
-#include <algorithm>
+#include <csignal>
 #include <filesystem>
 #include <string>
 
@@ -28,7 +28,30 @@ bool has_step(const TemporaryFolder& folder, int step) {
                                  "manifest.json");
 }
 
+// What makes a call of the system below the run's checkpoints a signal to its program.
+std::string kill_plan(int signal, int rank, int call, const TemporaryFolder& folder) {
+  return std::to_string(signal) + ' ' + std::to_string(rank) + ' ' + std::to_string(call) + ' ' +
+         (folder / "checkpoint");
+}
+
 }  // namespace
+
+TEST_CASE("a run that is stopped while it tries its folder of checkpoints leaves nothing there") {
+  int stopped = 0;
+  for (int call = 1; call <= 20; ++call) {  // of about 14, behind which it trains nothing
+    const BookFolder folder;
+    const Outcome run = run_command(
+        run_of("--training.steps=0 --ranks 2 --checkpoint.folder=" + (folder / "checkpoint")),
+        folder.path().string(),
+        {{"LD_PRELOAD", TESSERA_KILLED_PROGRAM}, {"KILL_AT", kill_plan(SIGTERM, 0, call, folder)}});
+    INFO("call " << call << '\n' << run.out << run.err);
+    CHECK((run.exit_code == 0 || run.exit_code == 128 + SIGTERM));
+    stopped += run.exit_code == 0 ? 0 : 1;
+    const std::filesystem::path in = folder.path() / "checkpoint";
+    CHECK((!std::filesystem::exists(in) || std::filesystem::is_empty(in)));
+  }
+  CHECK(stopped > 5);
+}
 
 TEST_CASE("ranks of which one is killed at any call of a save go on, on other ranks") {
   if (!std::filesystem::exists(TESSERA_MPIRUN)) {
@@ -49,8 +72,7 @@ TEST_CASE("ranks of which one is killed at any call of a save go on, on other ra
       const TemporaryFolder folder;
       std::filesystem::copy(kept.path(), folder.path(), std::filesystem::copy_options::recursive);
       auto variables = kMpirun;
-      variables["KILL_AT"] =
-          std::to_string(rank) + ' ' + std::to_string(call) + ' ' + (folder / "checkpoint");
+      variables["KILL_AT"] = kill_plan(SIGKILL, rank, call, folder);
       const std::string command =
           "mpirun -n " + std::to_string(kRanks) + " -x LD_PRELOAD=" TESSERA_KILLED_PROGRAM " " +
           run_of(way + " --training.steps=3 --checkpoint.folder=" + (folder / "checkpoint"));

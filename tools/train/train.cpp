@@ -76,8 +76,12 @@ class Run {
     {
       const auto model = make_model(config_);
       if (inputs_.load) named("--load", [&] { nn::check_load(*model, *inputs_.load); });
-      if (config_.checkpoint.enable)
+      if (config_.checkpoint.enable) {
+        install_signal_handlers();  // a folder that is tried has to be taken away again
         checkpoints_ = std::make_unique<RunCheckpoints>(config_, inputs_, world_, model->numel());
+        if (const int signal = agreed_signal(); signal != 0) return 128 + signal;
+        restore_signal_handlers();
+      }
       if (speaks_ && !config_.flags.save.empty())
         named("--save", [&] { check_space(config_.flags.save, 4 * model->numel()); });
       if (config_.training.steps > 0) {
@@ -101,7 +105,7 @@ class Run {
       first_step_ = steps_done_ = checkpoints_->first_step();
       if (inputs_.jsonl) named("metrics.jsonl", [&] { inputs_.jsonl->keep_until(first_step_); });
     }
-    install_signal_handlers();  // until now there was nothing to end in order
+    install_signal_handlers();  // since the folder was tried there was nothing to end in order
     const bool stopped = train();
     if (!save_failure_) keep([&] { checkpoints_->finish(lines_); });
     if (const int signal = agreed_signal(); stopped && signal != 0)
