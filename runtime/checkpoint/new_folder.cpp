@@ -137,14 +137,14 @@ NewFolder::NewFolder(const std::string& folder, const std::string& name, const s
   // Until it is locked, a sweep may take it for one that was left: then it is made anew.
   do {
     if (::mkdir(hidden_.c_str(), 0777) != 0)
-      throw DataError(concat('\'', folder, "' cannot take a checkpoint: ", std::strerror(errno)));
+      throw DataError(concat('\'', folder, "' cannot take a new folder: ", std::strerror(errno)));
     lock_ = open_folder(hidden_);
     const bool is_swept = lock_.number() < 0 && errno == ENOENT;
     if (!is_swept && (lock_.number() < 0 || !is_locked(lock_))) {
       const int error = errno;
       remove_tree(hidden_);
       errno = error;
-      fail(hidden_, "could not be locked");
+      fail(folder_, "cannot take a new folder, which could not be locked");
     }
   } while (!is_at(lock_, hidden_));
 }

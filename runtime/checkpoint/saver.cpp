@@ -33,11 +33,6 @@ struct Saver::State {
   [[noreturn]] void fail();
   void give_up();  // what this rank is at
   void name_slowest(double seconds);
-  std::int64_t left_bytes() {
-    std::int64_t bytes = -progress.bytes;
-    for (const RankFile& file : saving->files()) bytes += file.size_bytes;
-    return bytes;
-  }
 
   const std::string folder;
   const World& world;
@@ -191,7 +186,7 @@ void Saver::State::fail() {
 }
 
 void Saver::State::name_slowest(double seconds) {
-  const double own = writer.is_done() ? -1 : static_cast<double>(left_bytes()),
+  const double own = writer.is_done() ? -1 : static_cast<double>(saving->left_bytes(progress)),
                most = world.max(own), rank = world.max(own == most ? world.rank() : -1);
   if (world.rank() != 0 || most < 0) return;
   log(LogLevel::warning,

@@ -54,8 +54,9 @@ void make_folder(const std::string& folder, std::atomic<std::int64_t>& moves) {
 void expect_seen(const std::string& folder, const std::string& made) {
   struct stat there{};
   if (::stat(made.c_str(), &there) != 0)
-    throw DataError(concat('\'', folder, "' is another folder here than on rank 0: '", made,
-                           "' is not in it; name a folder that all ranks share"));
+    throw DataError(concat('\'', folder,
+                           "' is another folder here than on rank 0: what rank 0 has just "
+                           "made in it is not there; name a folder that all ranks share"));
 }
 
 // What ranks compare before anything is made.
@@ -163,16 +164,42 @@ Saving::Saving(const std::string& folder, std::int64_t step, std::vector<Part> p
     made_.emplace(folder, name, manifest_.id);
     for (const Part& part : parts)
       if (!std::filesystem::create_directory(hidden_ + '/' + part.name, ignored))
-        throw DataError(concat('\'', hidden_, "' cannot be written: ", ignored.message()));
+        throw DataError(concat('\'', folder, "' cannot take a new folder: ", ignored.message()));
   });
   expect_same_wholes(world, parts);
   on_all(world, [&] { expect_seen(folder, hidden_); });
 }
 
+std::int64_t Saving::left_bytes(const WriteProgress& progress) const {
+  std::int64_t bytes = -progress.bytes;
+  for (const RankFile& file : files_) bytes += file.size_bytes;
+  return bytes;
+}
+
+// Runs f, whose errors name the hidden folder: users know the step's. What is left to write may be
+// more than the disk has room for.
+void Saving::in_step(const WriteProgress& progress, const std::function<void()>& f) const {
+  try {
+    f();
+  } catch (const DeviceError& error) {
+    const std::string path = step_folder(folder_, step());
+    std::string text = concat("checkpoint::save: saving step ", step(),
+                              " has failed: ", with_path(error.what(), hidden_, path));
+    try {
+      check_space(path, left_bytes(progress));
+    } catch (const DataError& lack) {
+      text += concat("; ", lack.what());
+    }
+    throw DeviceError(text, error.where());
+  }
+}
+
 void Saving::write(const ReadPiece& read, WriteProgress& progress) {
-  for (const RankFile& file : files_)
-    written_.push_back(
-        file.write(hidden_, world_.rank(), manifest_.id, options_.must_be_finite, read, progress));
+  in_step(progress, [&] {
+    for (const RankFile& file : files_)
+      written_.push_back(file.write(hidden_, world_.rank(), manifest_.id, options_.must_be_finite,
+                                    read, progress));
+  });
 }
 
 void Saving::exchange() {
@@ -196,9 +223,8 @@ void Saving::expect_whole(const std::string& part) const {
   try {
     (void)WeightFiles(concat("part '", part, '\''), manifest_.files(hidden_, part), manifest_.id);
   } catch (const DataError& error) {
-    std::string text = error.what();  // what is named in it is gone when it is read
-    for (std::size_t at = 0; (at = text.find(hidden_ + '/')) != text.npos;)
-      text.erase(at, hidden_.size() + 1);
+    // What is named in it is gone when it is read.
+    const std::string text = with_path(error.what(), hidden_ + '/', "");
     throw ContractError(
         concat("checkpoint::save: what the ranks gave as part '", part,
                "' is not each row of each tensor once, with one dtype and shape: ", text,
@@ -209,16 +235,18 @@ void Saving::expect_whole(const std::string& part) const {
 void Saving::commit(WriteProgress& progress) {
   if (!made_) return;
   for (const std::string& part : doubtful_) expect_whole(part);
-  for (const RankFile& file : files_) {
-    sync_folder(hidden_ + '/' + file.part);
+  in_step(progress, [&] {
+    for (const RankFile& file : files_) {
+      sync_folder(hidden_ + '/' + file.part);
+      ++progress.syncs;
+    }
+    NewFile file(hidden_ + '/' + Manifest::kName);
+    file.write(0, manifest_.to_string());
+    file.finish();
     ++progress.syncs;
-  }
-  NewFile file(hidden_ + '/' + Manifest::kName);
-  file.write(0, manifest_.to_string());
-  file.finish();
-  ++progress.syncs;
-  made_->commit();
-  ++progress.syncs;
+    made_->commit();
+    ++progress.syncs;
+  });
   if (options_.keep_latest == 0) return;
   try {
     keep_newest(folder_, options_.keep_latest, options_.loaded);

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -39,8 +40,11 @@ class Saving {
   void commit(WriteProgress& progress);
 
   std::int64_t step() const noexcept { return manifest_.step; }
+  // Of this rank's files, that are not written yet.
+  std::int64_t left_bytes(const WriteProgress& progress) const;
 
  private:
+  void in_step(const WriteProgress& progress, const std::function<void()>& f) const;
   // By the headers of all ranks' files.
   void expect_whole(const std::string& part) const;
 

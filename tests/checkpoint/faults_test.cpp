@@ -118,6 +118,9 @@ void break_every_call(const std::string& root, const std::string& folder, bool h
           CHECK((outcomes[0].type == "DataError" || outcomes[0].type == "DeviceError"));
           CHECK(outcomes[0].rank == rank);
           CHECK(outcomes[0].text.find(root) != std::string::npos);
+          CHECK(outcomes[0].text.find("unfinished") == std::string::npos);
+          CHECK_FALSE((call.kind == CallKind::write &&
+                       outcomes[0].text.find("saving step 2 has failed: '") == std::string::npos));
           // It has its name already when the folder around it is not written to the disk.
           CHECK(is_there == (is_begun && call.path == folder));
         }
@@ -141,6 +144,44 @@ TEST_CASE("a save of which one call fails is one error on all ranks, and leaves 
   SECTION("in a folder that it makes") {
     break_every_call(root.path().string(), root / "a/b", false, way);
   }
+}
+
+TEST_CASE("a save that a disk has no room for says what it needs and what is free") {
+  const TemporaryFolder root;
+  const std::string folder = root.path().string();
+  const auto save = [&](std::int64_t step, std::int64_t numel) {
+    SaveOutcome outcome;
+    run_local(1, {}, [&](World& world) {
+      CallWatch::set_rank(0);
+      const Tensor one = Tensor::zeros({1}, f32, world.device());  // all elements lie in it
+      const StateDict state{{"a", one.view({numel}, {0}, 0)}};
+      const std::vector<checkpoint::Part> parts{checkpoint::part("model", state, world)};
+      outcome = outcome_of([&] { checkpoint::save(folder, step, parts, {}, world); });
+    });
+    return outcome;
+  };
+  // The first write fails, as on a disk that is full.
+  CallFault full{.rank = 0, .error = ENOSPC};
+  {
+    const CallWatch watch(folder);
+    save(1, 1);
+    const auto calls = watch.calls_of(0);
+    full.at = 1 + static_cast<std::size_t>(
+                      std::ranges::find(calls, CallKind::write, &SystemCall::kind) - calls.begin());
+  }
+  const auto numel = static_cast<std::int64_t>(fs::space(folder).available / 2 + (1 << 20));
+  const CallWatch watch(folder, full);
+  const SaveOutcome outcome = save(7, numel);
+  INFO(outcome.text);
+  CHECK(outcome.type == "DeviceError");
+  const std::string step = folder + "/step-7";
+  CHECK(outcome.text.starts_with("checkpoint::save: saving step 7 has failed: '" + step +
+                                 "/model/shard-00001-model-00001-of-00001.safetensors' could not "
+                                 "be written: No space left on device; '" +
+                                 step + "' needs " + std::to_string(4 * numel) +
+                                 " bytes, and its disk has "));
+  CHECK(outcome.text.ends_with(" free; name another folder"));
+  CHECK(hidden_in(folder).empty());
 }
 
 TEST_CASE("a slow disk is no timeout while its bytes grow, and after 10 s its rank is named") {
