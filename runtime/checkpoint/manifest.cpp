@@ -124,7 +124,6 @@ Manifest Manifest::parse(std::string_view text, const std::string& what) {
     throw DataError(concat(what, " has version ", version, ", this program reads version ",
                            kVersion, "; take the program that wrote it, or a newer one"));
   Manifest manifest;
-  manifest.id = tree.member("id", what).text(what);
   manifest.step = tree.member("step", what).integer(what);
   manifest.ranks = tree.member("ranks", what).integer(what);
   if (manifest.step < 0 || manifest.ranks < 1 || manifest.ranks > INT_MAX)
@@ -136,6 +135,7 @@ Manifest Manifest::parse(std::string_view text, const std::string& what) {
       throw DataError(concat(what, " names ", shown(name), ", which is no plain file name"));
     return name;
   };
+  manifest.id = plain(tree.member("id", what).text(what));  // of folders' names
   for (const auto& [name, member] : tree.member("parts", what).members(what)) {
     Part& part = manifest.parts[plain(name)];
     part.prefix = member.member("prefix", what).text(what);

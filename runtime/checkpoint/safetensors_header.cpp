@@ -1,5 +1,6 @@
 #include "runtime/checkpoint/safetensors_header.hpp"
 
+#include <algorithm>
 #include <cstdint>
 #include <utility>
 
@@ -19,6 +20,7 @@ constexpr std::pair<std::string_view, DType> kDtypes[] = {
 constexpr std::pair<std::string_view, std::int64_t> kForeign[] = {
     {"I8", 1}, {"F8_E8M0", 1}, {"I16", 2}, {"U16", 2}, {"U32", 4}, {"U64", 8}, {"C64", 8}};
 constexpr std::string_view kMetadata = "__metadata__";
+constexpr std::size_t kMostDims = 64;  // PyTorch's and NumPy's, and far more than ours
 
 // {"weight_map": {name: file}}, and what else stands beside it.
 class IndexReader final : public json::Reader {
@@ -107,7 +109,10 @@ class HeaderReader final : public json::Reader {
   }
   void count(std::int64_t value) override {
     if (at_ != At::integers) return other();
-    (key_ == "shape" ? tensor_.entry.shape : tensor_.offsets).push_back(value);
+    std::vector<std::int64_t>& all = key_ == "shape" ? tensor_.entry.shape : tensor_.offsets;
+    if (all.size() == kMostDims)
+      fail(concat("has a shape or offsets of more than ", kMostDims, " numbers"));
+    all.push_back(value);
   }
   // Not what stands here.
   void other() override {
@@ -146,14 +151,14 @@ class HeaderReader final : public json::Reader {
     std::int64_t expected = static_cast<std::int64_t>(size_bytes(entry.dtype));
     for (const auto& [name, bytes] : kForeign)
       if (name == entry.foreign) expected = bytes;
-    bool empty = false;
-    for (const std::int64_t extent : entry.shape) empty = empty || extent == 0;
+    // Strides of an empty tensor are products, too: of the sizes that are not 0.
     try {
       for (const std::int64_t extent : entry.shape)
-        expected = checked_mul(expected, empty ? 0 : extent);
+        if (extent != 0) expected = checked_mul(expected, extent);
     } catch (const ContractError&) {
       fail("has a shape whose product overflows 64 bits");
     }
+    if (std::ranges::find(entry.shape, 0) != entry.shape.end()) expected = 0;
     if (end - begin != expected) {
       fail(concat("has data_offsets [", begin, ", ", end, "], ", end - begin,
                   " bytes, but its shape and dtype need ", expected));

@@ -100,6 +100,16 @@ ShardInfo shard_info_of(const SafetensorsReader& file, const WeightFile& meant,
     if (!file.find(name))
       throw DataError(concat("'", meant.path, "' has offsets of ", shown(name),
                              ", but no such tensor; fetch the file again"));
+  for (const SafetensorsEntry& entry : file.entries()) {
+    const auto box = info.boxes.find(entry.name);
+    const bool has_any = box != info.boxes.end() && box->second.has_checksums;
+    const std::int64_t count = has_any ? std::ssize(box->second.checksums) : 0,
+                       pieces = pieces_of(entry.size_bytes);
+    // Others' files have none, and no manifest.
+    if (has_any ? count != pieces : meant.size_bytes >= 0)
+      throw DataError(concat("tensor ", shown(entry.name), " in '", meant.path, "' has ", count,
+                             " checksums for ", pieces, " pieces of 4 MiB"));
+  }
   return info;
 }
 

@@ -53,7 +53,8 @@ ShardInfo parse_shard_info(const Metadata& metadata, const std::string& file);
 Metadata format_shard_info(const ShardInfo& info);
 
 // The same of an open file, once it is known to be the one that is meant; an empty `id` is any.
-// Throws: DataError, too, for another size, header or save, and for boxes of no tensor.
+// Throws: DataError, too, for another size, header or save, for boxes of no tensor, and for other
+// checksums than one for each piece, which a file of a manifest has.
 ShardInfo shard_info_of(const SafetensorsReader& file, const WeightFile& meant,
                         std::string_view id);
 // Throws: DataError where the bytes of a piece of a tensor are not what their checksum says.

@@ -142,6 +142,8 @@ TEST_CASE("every hostile header is refused with its fault") {
   const TemporaryFolder folder;
   REQUIRE(verdict(folder, file_with(kGood, 16)) == "accepted");
   const auto tensor = [](const std::string& fields) { return "{\"a\":{" + fields + "}}"; };
+  std::string ones;
+  for (int i = 0; i < 64; ++i) ones += ",1";
   const struct {
     const char* expected;
     std::string bytes;
@@ -196,6 +198,11 @@ TEST_CASE("every hostile header is refused with its fault") {
        file_with(tensor(R"("dtype":"F32","shape":["1"],"data_offsets":[0,4])"), 4)},
       {"has a number beyond 64 bits",
        file_with(tensor(R"("dtype":"F32","shape":[9223372036854775808],"data_offsets":[0,4])"), 4)},
+      {"has a shape whose product overflows",
+       file_with(tensor(R"("dtype":"F32","shape":[4611686018427387904,4,0],"data_offsets":[0,0])"),
+                 0)},
+      {"has a shape or offsets of more than 64 numbers",
+       file_with(tensor(R"("dtype":"F32","data_offsets":[0,4],"shape":[1)" + ones + "]"), 4)},
       {"has a shape whose product overflows",
        file_with(tensor(R"("dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,0])"),
                  0)},

@@ -258,6 +258,14 @@ TEST_CASE("a folder with one file is that file", "[checkpoint]") {
   CHECK(same_bits(load(saved.folder.path().string(), small_llama).values, saved.values));
 }
 
+TEST_CASE("an index of more bytes than a model's may have is refused unread", "[checkpoint]") {
+  const TemporaryFolder folder;
+  const std::string path = folder.write("model.safetensors.index.json", "{}");
+  std::filesystem::resize_file(path, 1ll << 40);
+  CHECK_THROWS_WITH(checkpoint::WeightFiles(path),
+                    Catch::Contains("has 1099511627776 bytes, the most is 100000000; is it"));
+}
+
 TEST_CASE("a wrong index is named in one line, and nothing is loaded", "[checkpoint]") {
   const SavedModel saved(small_llama);
   split(saved.folder, "good.json");
