@@ -180,7 +180,11 @@ std::string Manifest::to_string() const {
     out += "]}";
   }
   out += "},";
-  return concat(out, kChecksum, hex(checksum_of(out.data(), out.size())), kEnd);
+  out += concat(kChecksum, hex(checksum_of(out.data(), out.size())), kEnd);
+  TESSERA_EXPECT(std::ssize(out) <= kMostBytes, "checkpoint: a manifest of ", out.size(),
+                 " bytes is more than the ", kMostBytes,
+                 " that are read; give shorter scalars, and ", "put what is long into a tensor");
+  return out;
 }
 
 const Manifest::Part& Manifest::part(const std::string& folder, std::string_view name) const {

@@ -15,7 +15,6 @@
 namespace tessera::checkpoint {
 namespace {
 
-constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;  // the reference implementation's limit
 constexpr std::size_t kLengthBytes = 8;
 constexpr const char* kWhat = "safetensors file";
 
@@ -149,8 +148,6 @@ SafetensorsWriter::SafetensorsWriter(const std::string& path, std::vector<Safete
     offset = checked_add(offset, entry.size_bytes);
   }
   const std::string header = format_safetensors_header(entries_, metadata);
-  TESSERA_EXPECT(header.size() <= kMaxHeaderBytes, "SafetensorsWriter: a header of ", header.size(),
-                 " bytes exceeds ", kMaxHeaderBytes);
   check_writable(path);
 
   file_.emplace(path);

@@ -251,6 +251,9 @@ std::string format_safetensors_header(const std::vector<SafetensorsEntry>& entri
   }
   out += '}';
   out.resize(static_cast<std::size_t>(round_up(static_cast<std::int64_t>(out.size()), 8)), ' ');
+  TESSERA_EXPECT(out.size() <= kMaxHeaderBytes, "a safetensors file of ", entries.size(),
+                 " tensors would have a header of ", out.size(), " bytes, and readers take ",
+                 kMaxHeaderBytes, "; put fewer tensors, or shorter names, into a file");
   return out;
 }
 

@@ -2,6 +2,7 @@
 // written. Private to checkpoint.
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <string>
 #include <string_view>
@@ -10,6 +11,9 @@
 #include "tessera/checkpoint/safetensors.hpp"
 
 namespace tessera::checkpoint {
+
+// No reader takes more: the reference implementation's limit.
+inline constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;
 
 struct SafetensorsHeader {
   // In the order of the document; offsets as they stand there.
@@ -26,7 +30,8 @@ SafetensorsHeader parse_safetensors_header(std::string_view json, const std::str
 std::map<std::string, std::string> parse_safetensors_index(std::string_view json,
                                                            const std::string& file);
 
-// The JSON text, padded with spaces to a multiple of 8 bytes. Entries need their offsets.
+// The JSON text, padded with spaces to a multiple of 8 bytes. Entries need their offsets. Throws:
+// ContractError for more than kMaxHeaderBytes, and for names that are not UTF-8.
 std::string format_safetensors_header(const std::vector<SafetensorsEntry>& entries,
                                       const std::map<std::string, std::string>& metadata);
 

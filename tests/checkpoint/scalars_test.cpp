@@ -12,6 +12,27 @@ using namespace tessera;
 using namespace tessera::testing;
 using checkpoint::Checkpoint;
 
+TEST_CASE("a save whose files no load would take is refused", "[checkpoint]") {
+  const TemporaryFolder folder;
+  const std::string at = folder.path().string();
+  const auto heard = on_ranks(2, [&](World& world) {
+    StateDict state;
+    state["a"] = Tensor::from(std::vector<float>{1, 2, 3}, {3}, world.device());
+    const auto own = checkpoint::part("own", state, world);
+    const checkpoint::Scalars text{{"long", std::string(64 << 20, 'x')}};
+    state.clear();
+    state[std::string(40'000'000, 'x')] =
+        Tensor::from(std::vector<float>{1, 2, 3}, {3}, world.device());
+    const auto name = checkpoint::part("own", state, world);
+    return thrown_by<ContractError>([&] { checkpoint::save(at, 1, {own}, text, world); }) + '\n' +
+           thrown_by<ContractError>([&] { checkpoint::save(at, 1, {name}, {}, world); });
+  });
+  CHECK(heard[0] == heard[1]);
+  CHECK(has(heard[0], "checkpoint: a manifest of 67"));
+  CHECK(has(heard[0], "\na safetensors file of 1 tensors would have a header of 1"));
+  CHECK(std::filesystem::is_empty(at));
+}
+
 TEST_CASE("scalars come back to the bit, and what no file can hold is refused", "[checkpoint]") {
   const TemporaryFolder folder;
   const std::string at = folder.path().string();
