@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <exception>
+#include <new>
 #include <random>
 #include <utility>
 
@@ -23,23 +24,25 @@ void on_all(const World& world, const std::function<void()>& f) {
   bool has_failed = false;
   Kind kind = contract;
   std::string text;
-  const auto keep = [&](Kind of, const std::exception& error) {
+  const auto keep = [&](Kind of, const char* what) {
     has_failed = true;
     kind = of;
-    text = error.what();
+    text = what;
   };
   try {
     f();
   } catch (const CommError&) {
     throw;  // there is no "together" any more
   } catch (const NotFinite& error) {
-    keep(not_finite, error);
+    keep(not_finite, error.what());
   } catch (const DataError& error) {
-    keep(data, error);
+    keep(data, error.what());
   } catch (const ContractError& error) {
-    keep(contract, error);
+    keep(contract, error.what());
+  } catch (const std::bad_alloc&) {
+    keep(device, "checkpoint: this rank has no memory of the host left");
   } catch (const std::exception& error) {
-    keep(device, error);
+    keep(device, error.what());
   }
   const int first = static_cast<int>(-world.max(has_failed ? -world.rank() : -world.size()));
   if (first == world.size()) return;

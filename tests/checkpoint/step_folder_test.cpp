@@ -2,6 +2,7 @@
 // all.
 #include <cmath>
 #include <filesystem>
+#include <new>
 
 #include "tests/checkpoint/resumable.hpp"
 #include "tests/support/temporary_folder.hpp"
@@ -68,16 +69,19 @@ TEST_CASE("a save that fails on one rank is the same error on all, and leaves no
     saved.model->parameters()[0].edit([&](const Tensor& rows) {
       if (world.rank() == 2) raw::fill(rows, std::nan(""));
     });
+    checkpoint::Part huge{.name = "huge"};
+    if (world.rank() == 1) huge.refresh = [](checkpoint::Part&) { throw std::bad_alloc(); };
     return doubled + '\n' + thrown_by<Error>([&] {
              checkpoint::save(at, 1, parts, {}, world, {.must_be_finite = true});
            }) +
-           '\n' +
+           '\n' + thrown_by<Error>([&] { checkpoint::save(at, 1, {huge}, {}, world); }) + '\n' +
            thrown_by<Error>([&] { checkpoint::save(at, 1, {}, {{"loss", std::nan("")}}, world); });
   });
   for (const std::string& said : heard) {
     CHECK(has(said,
               "checkpoint::save: two tensors of a part are called 'model.embed_tokens.weight'"));
     CHECK(has(said, "checkpoint::save: 'model.embed_tokens.weight' is not finite"));
+    CHECK(has(said, "\ncheckpoint: this rank has no memory of the host left\n"));
     CHECK(has(said, "scalar 'loss' is nan"));
   }
   CHECK(files_below(at).empty());
