@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "runtime/checkpoint/finite.hpp"
+#include "runtime/checkpoint/together.hpp"
 #include "runtime/distributed/gatherer.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/distributed/state.hpp"
@@ -46,14 +47,16 @@ void for_each_saved_tensor(nn::Module& model, const World& world,
                  "save_weights: dtype is ", options.dtype, "; expected f32, bf16 or f16");
   const auto named = model.named_parameters();
   std::vector<std::pair<std::string, Tensor>> unsharded;
-  for (const auto& [name, p] : named)
-    if (!p.mesh() && !p.device().is_meta())
-      unsharded.emplace_back(name, p.shard());
-    else
+  on_all(world, [&] {
+    for (const auto& [name, p] : named) {
+      (void)updates_of(p);  // it has memory
       TESSERA_EXPECT(!p.mesh() || p.mesh()->size() == world.size(), "save_weights: '", name,
                      "' lies on ", p.mesh()->size(), " of the world's ", world.size(),
                      " ranks, and the others may have trained their own; use checkpoint::save, ",
                      "where each rank writes what it has");
+      if (!p.mesh()) unsharded.emplace_back(name, p.shard());
+    }
+  });
   expect_same_values("save_weights", {&world}, unsharded);
   const std::map<std::string, Parameter> parameters(named.begin(), named.end());
   for_each_full_parameter(model, [&](const std::string& name, const Tensor& full) {

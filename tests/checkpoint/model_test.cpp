@@ -434,19 +434,6 @@ TEST_CASE("a model without memory is neither saved nor loaded", "[checkpoint]") 
   CHECK(folder.entries() == 1);
 }
 
-TEST_CASE("weights on a part of the world's ranks are not saved as rank 0's alone", "[threads]") {
-  const TemporaryFolder folder;
-  for (const std::string& said : on_ranks(4, [&](World& world) {
-         const auto model = gpt2();
-         const DeviceMesh mesh = DeviceMesh::grid(world, {{"dp", 2}, {"ep", 2}});
-         shard_parts(*model, {.mesh = mesh["dp"]});
-         nn::init(*model, {1}, world.device());
-         return thrown_by([&] { checkpoint::save_weights(folder / "model", *model, world); });
-       }))
-    CHECK(has(said, "lies on 2 of the world's 4 ranks"));
-  CHECK(folder.entries() == 0);
-}
-
 TEST_CASE("a parameter of no unit that differs by rank is told where rank 0's alone would be kept",
           "[threads]") {
   const bool differs = GENERATE(false, true);

@@ -41,9 +41,10 @@ class NotFinite : public DataError {
 // replaced an older one in one step (see WholeFile). Collective. Memory on each rank: the largest
 // parameter in f32, twice that if it is transposed, and half of it more for 16 bits.
 //   Throws: on rank 0 DataError if `path` cannot be written (see check_writable) and DeviceError if
-// the system refuses. ContractError for a parameter without memory, and for another `dtype`. On
-// every rank: ContractError for a parameter in no unit (ShardOptions::ignored) whose values differ
-// between ranks; NotFinite, which names the first such tensor (SaveOptions::must_be_finite).
+// the system refuses. ContractError for another `dtype`. On every rank: ContractError for a
+// parameter that on some rank has no memory, or lies on a part of the world's ranks, and for one in
+// no unit (ShardOptions::ignored) whose values differ between ranks; NotFinite, which names the
+// first such tensor (SaveOptions::must_be_finite).
 void save_weights(const std::string& path, nn::Module& model, const World& world,
                   const SaveOptions& options = {});
 

@@ -40,9 +40,10 @@ enum class StateForm : std::uint8_t {
             // model under other names updates them, too, and reads what it has just written
   full,     // whole tensors, copied; collective over each mesh
 };
-// Who gets whole tensors. With rank_0 the other ranks take part and get an empty dict. Then a
-// parameter in no unit (ShardOptions::ignored) that differs between ranks is a ContractError,
-// because the dict would have rank 0's value alone.
+// Who gets whole tensors. With rank_0 it is the first rank of the units' mesh, and so the first of
+// each stage of a pipeline. The other ranks take part and get an empty dict. Then a parameter in no
+// unit (ShardOptions::ignored) that differs between ranks of that mesh is a ContractError, because
+// the dict would have the first one's value alone.
 enum class StateRanks : std::uint8_t { every_rank, rank_0 };
 enum class StateMemory : std::uint8_t {
   device,  // where the model is
