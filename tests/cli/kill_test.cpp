@@ -2,7 +2,11 @@
 // what is whole, on other ranks.
 #include <csignal>
 #include <filesystem>
+#include <future>
+#include <map>
+#include <mutex>
 #include <string>
+#include <vector>
 
 #include "tests/cli/program.hpp"
 #include "tests/cli/tiny_run.hpp"
@@ -59,56 +63,73 @@ TEST_CASE("ranks of which one is killed at any call of a save go on, on other ra
     return;
   }
   // How the checkpoints are saved.
-  const std::string way = GENERATE(as<std::string>{}, "");
+  const std::string way = GENERATE(as<std::string>{}, "", "--checkpoint.async_mode=async");
   const BookFolder kept;
   const Outcome begun = run_command(run_of(way + " --training.steps=1"), kept.path().string());
   REQUIRE(begun.exit_code == 0);
   REQUIRE(has_step(kept, 1));
-  GridShare share;
-  int killed = 0;
-  for (int rank = 0; rank < kRanks; ++rank)
-    for (int call = 1;; ++call) {
-      if (!share.takes()) continue;
-      const TemporaryFolder folder;
-      std::filesystem::copy(kept.path(), folder.path(), std::filesystem::copy_options::recursive);
-      auto variables = kMpirun;
-      variables["KILL_AT"] = kill_plan(SIGKILL, rank, call, folder);
-      const std::string command =
-          "mpirun -n " + std::to_string(kRanks) + " -x LD_PRELOAD=" TESSERA_KILLED_PROGRAM " " +
-          run_of(way + " --training.steps=3 --checkpoint.folder=" + (folder / "checkpoint"));
-      const Outcome run = run_command(command, folder.path().string(), variables);
-      INFO("rank " << rank << ", call " << call << '\n' << run.out << run.err);
-      const bool is_whole = run.exit_code == 0;
-      killed += is_whole ? 0 : 1;
-      // What is told is there, or what was saved behind it.
-      const int told = has(run.out, "checkpoint: step 3 is in")   ? 3
-                       : has(run.out, "checkpoint: step 2 is in") ? 2
-                                                                  : 1;
-      int newest = 0;
-      for (const int step : {1, 2, 3}) {
-        if (!has_step(folder, step)) continue;
-        newest = step;
-        const Outcome verified =
+  std::mutex checks;  // Catch's are not made for several threads
+  // Whether nobody was killed, since there is no such call.
+  const auto is_whole_at = [&](int rank, int call) {
+    const TemporaryFolder folder;
+    std::filesystem::copy(kept.path(), folder.path(), std::filesystem::copy_options::recursive);
+    auto variables = kMpirun;
+    variables["KILL_AT"] = kill_plan(SIGKILL, rank, call, folder);
+    // Two mpirun that make it at the same time fail.
+    std::filesystem::create_directory(folder / "sessions");
+    variables["OMPI_MCA_orte_tmpdir_base"] = folder / "sessions";
+    const std::string command =
+        "mpirun -n " + std::to_string(kRanks) + " -x LD_PRELOAD=" TESSERA_KILLED_PROGRAM " " +
+        run_of(way + " --training.steps=3 --checkpoint.folder=" + (folder / "checkpoint"));
+    const Outcome run = run_command(command, folder.path().string(), variables);
+    std::map<int, Outcome> verified;
+    for (const int step : {1, 2, 3})
+      if (has_step(folder, step))
+        verified[step] =
             run_command("tessera-checkpoint verify checkpoint/step-" + std::to_string(step),
                         folder.path().string());
-        INFO(verified.out << verified.err);
-        CHECK(verified.exit_code == 0);
-      }
-      CHECK(newest >= told);
-      const Outcome resumed =
-          run_command(run_of("--training.steps=5 --ranks 2"), folder.path().string());
-      INFO(resumed.out << resumed.err);
-      CHECK(resumed.exit_code == 0);
-      CHECK(has(resumed.out, "goes on after step " + std::to_string(newest) + " of"));
-      CHECK(has_step(folder, 5));
-      // Beside it stays what it was loaded from, and nothing that was left.
-      for (const auto& entry : std::filesystem::directory_iterator(folder.path() / "checkpoint")) {
-        const std::string name = entry.path().filename().string();
-        CHECK((name == "step-5" || name == "step-" + std::to_string(newest)));
-      }
-      CHECK(whole_lines(folder) == 5);
-      if (is_whole) break;
+    const Outcome resumed =
+        run_command(run_of("--training.steps=5 --ranks 2"), folder.path().string());
+
+    const std::lock_guard lock(checks);
+    INFO("rank " << rank << ", call " << call << '\n' << run.out << run.err);
+    // What is told is there, or what was saved behind it.
+    const int told = has(run.out, "checkpoint: step 3 is in")   ? 3
+                     : has(run.out, "checkpoint: step 2 is in") ? 2
+                                                                : 1;
+    for (const auto& [step, outcome] : verified) {
+      INFO(outcome.out << outcome.err);
+      CHECK(outcome.exit_code == 0);
     }
+    const int newest = verified.empty() ? 0 : verified.rbegin()->first;
+    CHECK(newest >= told);
+    INFO(resumed.out << resumed.err);
+    CHECK(resumed.exit_code == 0);
+    CHECK(has(resumed.out, "goes on after step " + std::to_string(newest) + " of"));
+    CHECK(has_step(folder, 5));
+    // Beside it stays what it was loaded from, and nothing that was left.
+    for (const auto& entry : std::filesystem::directory_iterator(folder.path() / "checkpoint")) {
+      const std::string name = entry.path().filename().string();
+      CHECK((name == "step-5" || name == "step-" + std::to_string(newest)));
+    }
+    CHECK(whole_lines(folder) == 5);
+    return run.exit_code == 0;
+  };
+  // Runs under mpirun sleep more than they compute, so those of all ranks are tried side by side.
+  std::vector<std::future<int>> ranks;
+  for (int rank = 0; rank < kRanks; ++rank)
+    ranks.push_back(std::async(std::launch::async, [&, rank] {
+      GridShare share;
+      for (int i = 0; i < rank; ++i) (void)share.takes();
+      int killed = 0;
+      for (int call = 1;; ++call) {
+        if (!share.takes()) continue;
+        if (is_whole_at(rank, call)) return killed;
+        ++killed;
+      }
+    }));
+  int killed = 0;
+  for (std::future<int>& rank : ranks) killed += rank.get();
   CHECK(killed > 0);
   if (GridShare::stride() == 1) CHECK(killed > 250);
 }
