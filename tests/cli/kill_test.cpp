@@ -1,8 +1,10 @@
 // Ranks under mpirun of which one is killed at a call of the system in a save: the run goes on from
 // what is whole, on other ranks.
+#include <algorithm>
 #include <csignal>
 #include <filesystem>
 #include <future>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <string>
@@ -115,21 +117,39 @@ TEST_CASE("ranks of which one is killed at any call of a save go on, on other ra
     CHECK(whole_lines(folder) == 5);
     return run.exit_code == 0;
   };
-  // Runs under mpirun sleep more than they compute, so those of all ranks are tried side by side.
-  std::vector<std::future<int>> ranks;
-  for (int rank = 0; rank < kRanks; ++rank)
-    ranks.push_back(std::async(std::launch::async, [&, rank] {
-      GridShare share;
-      for (int i = 0; i < rank; ++i) (void)share.takes();
-      int killed = 0;
-      for (int call = 1;; ++call) {
-        if (!share.takes()) continue;
-        if (is_whole_at(rank, call)) return killed;
-        ++killed;
+  // Runs under mpirun sleep more than they compute, so several are tried side by side.
+  struct Calls {
+    int next = 1;
+    bool are_over = false;
+    GridShare share{};
+  };
+  std::vector<Calls> calls(kRanks);  // of each rank
+  std::mutex next;                   // of these
+  const auto try_calls = [&] {
+    for (int killed = 0;;) {
+      int rank = 0, call = 0;
+      {
+        const std::lock_guard lock(next);
+        const auto behind = std::ranges::min_element(calls, {}, [](const Calls& of) {
+          return of.are_over ? std::numeric_limits<int>::max() : of.next;
+        });
+        if (behind->are_over) return killed;
+        while (!behind->share.takes()) ++behind->next;
+        rank = static_cast<int>(behind - calls.begin());
+        call = behind->next++;
       }
-    }));
+      const bool is_whole = is_whole_at(rank, call);
+      const std::lock_guard lock(next);
+      if (is_whole)
+        calls[static_cast<std::size_t>(rank)].are_over = true;
+      else
+        ++killed;
+    }
+  };
+  std::vector<std::future<int>> tries;
+  for (int i = 0; i < kRanks; ++i) tries.push_back(std::async(std::launch::async, try_calls));
   int killed = 0;
-  for (std::future<int>& rank : ranks) killed += rank.get();
+  for (std::future<int>& each : tries) killed += each.get();
   CHECK(killed > 0);
   if (GridShare::stride() == 1) CHECK(killed > 250);
 }
