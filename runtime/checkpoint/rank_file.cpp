@@ -170,9 +170,7 @@ Manifest::File RankFile::write(const std::string& folder, int rank, const std::s
 }
 
 std::string RankFile::name(int rank) {
-  std::string number = concat(rank + 1);
-  number.insert(0, number.size() < 5 ? 5 - number.size() : 0, '0');
-  return concat("shard-", number, "-model-00001-of-00001.safetensors");
+  return concat("shard-", five_digits(rank + 1), "-model-00001-of-00001.safetensors");
 }
 
 }  // namespace tessera::checkpoint

@@ -226,6 +226,11 @@ std::map<std::string, std::string> parse_safetensors_index(std::string_view json
   return std::move(reader.files);
 }
 
+std::string five_digits(std::int64_t number) {
+  const std::string digits = concat(number);
+  return std::string(digits.size() < 5 ? 5 - digits.size() : 0, '0') + digits;
+}
+
 std::string format_safetensors_header(const std::vector<SafetensorsEntry>& entries,
                                       const std::map<std::string, std::string>& metadata) {
   std::string out = "{";

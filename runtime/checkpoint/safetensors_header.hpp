@@ -30,6 +30,9 @@ SafetensorsHeader parse_safetensors_header(std::string_view json, const std::str
 std::map<std::string, std::string> parse_safetensors_index(std::string_view json,
                                                            const std::string& file);
 
+// "00007" of 7, as names of numbered files have it.
+std::string five_digits(std::int64_t number);
+
 // The JSON text, padded with spaces to a multiple of 8 bytes. Entries need their offsets. Throws:
 // ContractError for more than kMaxHeaderBytes, and for names that are not UTF-8.
 std::string format_safetensors_header(const std::vector<SafetensorsEntry>& entries,

@@ -13,6 +13,7 @@
 #include "runtime/checkpoint/finite.hpp"
 #include "runtime/checkpoint/manifest.hpp"
 #include "runtime/checkpoint/new_folder.hpp"
+#include "runtime/checkpoint/safetensors_header.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/base/file.hpp"
 #include "tessera/checkpoint/safetensors.hpp"
@@ -38,11 +39,6 @@ struct ExportFile {
 
 bool is_converted(DType dtype) { return dtype == f32 || dtype == bf16 || dtype == f16; }
 
-std::string five_digits(std::size_t number) {
-  std::string text = std::to_string(number);
-  return text.insert(0, text.size() < 5 ? 5 - text.size() : 0, '0');
-}
-
 // The tensors in their order, as many to a file as it takes.
 std::vector<ExportFile> files_for(const WeightFiles& weights, const Command& command) {
   std::vector<ExportFile> files;
@@ -58,9 +54,10 @@ std::vector<ExportFile> files_for(const WeightFiles& weights, const Command& com
     files.back().size_bytes += bytes;
     files.back().entries.push_back(std::move(entry));
   }
-  for (std::size_t i = 0; i < files.size(); ++i)
-    files[i].name =
-        concat("model-", five_digits(i + 1), "-of-", five_digits(files.size()), ".safetensors");
+  std::int64_t number = 0;
+  for (ExportFile& file : files)
+    file.name = concat("model-", five_digits(++number), "-of-", five_digits(std::ssize(files)),
+                       ".safetensors");
   return files;
 }
 
