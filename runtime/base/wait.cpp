@@ -11,8 +11,9 @@ Wait::All& Wait::all() {
   return *all;
 }
 
-Wait::Wait(const char* what, std::function<std::uint64_t()> progress)
-    : what_(what), progress_(std::move(progress)) {
+Wait::Wait(const char* what, std::function<std::uint64_t()> progress,
+           std::chrono::duration<double> patience)
+    : what_(what), progress_(std::move(progress)), patience_(patience) {
   const std::lock_guard lock(all().mutex);
   all().waits.push_back(this);
 }
@@ -22,18 +23,20 @@ Wait::~Wait() {
   std::erase(all().waits, this);
 }
 
-const char* Wait::overdue(std::chrono::duration<double> patience) {
+Wait::Overdue Wait::overdue(std::chrono::duration<double> patience) {
+  constexpr std::chrono::duration<double> kMost{1};
   const auto now = std::chrono::steady_clock::now();
   const std::lock_guard lock(all().mutex);
   const std::chrono::duration<double> passed = now - std::exchange(all().looked, now);
   for (Wait* const wait : all().waits) {
     const std::uint64_t progress = wait->progress_();
+    const auto own = wait->patience_.count() > 0 ? wait->patience_ : patience;
     if (std::exchange(wait->seen_, progress) != progress)
       wait->age_ = {};
-    else if ((wait->age_ += std::min(passed, patience / 10)) > patience)
-      return wait->what_;
+    else if ((wait->age_ += std::min(passed, kMost)) > own)
+      return {wait->what_, own};
   }
-  return nullptr;
+  return {};
 }
 
 int Wait::exit_code() {

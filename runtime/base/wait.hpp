@@ -14,15 +14,21 @@ namespace tessera {
 // another thread, changes as often as one of those gets on.
 class Wait {
  public:
-  Wait(const char* what, std::function<std::uint64_t()> progress);
+  // It may have a patience of its own, 0.5 s or more; else it is the watchdog's.
+  Wait(const char* what, std::function<std::uint64_t()> progress,
+       std::chrono::duration<double> patience = {});
   ~Wait();
   Wait(const Wait&) = delete;
   Wait& operator=(const Wait&) = delete;
 
-  // What waits for threads that have not got on for `patience`; null: none. To be asked again and
-  // again: of the time between two looks at most a tenth of it counts, so that a process that was
-  // stopped goes on.
-  static const char* overdue(std::chrono::duration<double> patience);
+  // What waits for threads that have not got on for `patience`, or its own, with that patience;
+  // null: none. To be asked again and again, twice a second or more often: of the time between two
+  // looks at most a second counts, so that a process that was stopped goes on.
+  struct Overdue {
+    const char* what = nullptr;
+    std::chrono::duration<double> patience{};
+  };
+  static Overdue overdue(std::chrono::duration<double> patience);
 
   // What the process ends with where a thread hangs: what the last watchdog says, or 1.
   static int exit_code();
@@ -39,6 +45,7 @@ class Wait {
 
   const char* what_;
   std::function<std::uint64_t()> progress_;
+  std::chrono::duration<double> patience_;
   std::uint64_t seen_ = 0;
   std::chrono::duration<double> age_{};  // of `seen_`
 };

@@ -222,6 +222,7 @@ void read_meeting(const EnvironmentLookup& lookup, LaunchEnvironment& found) {
     case Launcher::torchrun:
       read_master_address(lookup, found);
       found.run_id = text_or(lookup, "TORCHELASTIC_RUN_ID", "none");
+      found.ends_with_parent = find(lookup, "TORCHELASTIC_RUN_ID") != nullptr;
       found.restart_count = integer_or(lookup, "TORCHELASTIC_RESTART_COUNT", 0);
       if (found.several_processes())  // one alone may have port 0
         read_master_port(lookup("MASTER_PORT"), found);

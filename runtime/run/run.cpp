@@ -9,6 +9,7 @@
 #include "runtime/run/process_seat.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/base/log.hpp"
+#include "tessera/comm/join_error.hpp"
 #include "tessera/detail/base/text.hpp"
 #include "tessera/detail/base/utf8.hpp"
 #include "tessera/run/race_check.hpp"
@@ -139,7 +140,8 @@ int run(const RunOptions& given, const std::function<void(World&)>& body) {
     if (const char* module = lookup("TESSERA_CUDA_MODULE");
         module && options.world.device.module.empty())
       options.world.device.module = module;
-    const Watchdog watchdog(options.world.timeout_seconds, [] { return 1; });
+    Watchdog watchdog(options.world.timeout_seconds, [] { return 1; });
+    if (environment.ends_with_parent) watchdog.end_with_parent();
     run_ranks(environment, options.ranks, options.world, body);
     return close(options, rank, 0);
   } catch (const std::exception& error) {
@@ -150,7 +152,9 @@ int run(const RunOptions& given, const std::function<void(World&)>& body) {
       return code;
     }
     const auto* const ours = dynamic_cast<const Error*>(&error);
-    const std::string who = ours && ours->rank() >= 0 ? concat("rank ", ours->rank(), ": ") : "";
+    const bool names_rank =
+        ours && ours->rank() >= 0 && !dynamic_cast<const JoinError*>(&error);  // it does itself
+    const std::string who = names_rank ? concat("rank ", ours->rank(), ": ") : "";
     write_line(options.program, "error: ", concat(who, error.what(), line_of(error)));
     return close(options, rank, code);
   } catch (...) {

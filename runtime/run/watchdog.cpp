@@ -2,8 +2,10 @@
 
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <csignal>
 #include <mutex>
 #include <utility>
 
@@ -18,6 +20,7 @@ struct Watchdog::State {
   std::mutex mutex;
   std::condition_variable changed;
   bool ends = false;
+  std::atomic<pid_t> parent{0};  // 0: none that matters, or gone
   Thread thread;
 };
 
@@ -26,16 +29,26 @@ Watchdog::Watchdog(double timeout_seconds, std::function<int()> code)
   const std::chrono::duration<double> patience(1.25 * timeout_seconds + 1);
   Wait::set_exit_code(std::move(code));
   state_->thread = Thread([&state = *state_, patience] {
+    constexpr std::chrono::milliseconds kLook{250};
     std::unique_lock lock(state.mutex);
-    while (!state.changed.wait_for(lock, patience / 20, [&] { return state.ends; })) {
-      const char* const what = Wait::overdue(patience);
-      if (!what) continue;
-      log(LogLevel::error,
-          concat(what, " for ", patience.count(), " s, and nothing moved: a thread hangs"));
+    while (!state.changed.wait_for(lock, kLook, [&] { return state.ends; })) {
+      if (const pid_t parent = state.parent; parent != 0 && ::getppid() != parent) {
+        state.parent = 0;
+        log(LogLevel::error, concat("process ", parent,
+                                    ", the launcher that has started this one, "
+                                    "is gone; this rank ends as by SIGTERM"));
+        ::kill(::getpid(), SIGTERM);
+      }
+      const Wait::Overdue overdue = Wait::overdue(patience);
+      if (!overdue.what) continue;
+      log(LogLevel::error, concat(overdue.what, " for ", overdue.patience.count(),
+                                  " s, and nothing moved: a thread hangs"));
       ::_exit(Wait::exit_code());
     }
   });
 }
+
+void Watchdog::end_with_parent() { state_->parent = ::getppid(); }
 
 Watchdog::~Watchdog() {
   {

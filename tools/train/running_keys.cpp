@@ -145,8 +145,8 @@ std::vector<Key> running_keys() {
           {.range = between(0, 1 << 20)}),
       key<&C::comm, &C::Comm::init_timeout_seconds>("comm.init_timeout_seconds",
                                                     "processes that do not find each other for so "
-                                                    "long end, and list who never came; MPI waits "
-                                                    "by its own rules",
+                                                    "long end, and list who never came; under MPI "
+                                                    "they end without a list",
                                                     {.range = between(1, 1 << 20)}),
       key<&C::comm, &C::Comm::ordered_sums>(
           "comm.ordered_sums",

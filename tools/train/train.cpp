@@ -316,11 +316,12 @@ int train(const Config& config, const LaunchEnvironment& environment,
         world, [&] { return Run(config, *inputs, world, traces ? &*traces : nullptr)(); });
     if (environment.several_processes() || world.rank() == 0) code = own;
   };
-  const Watchdog watchdog(options.timeout_seconds, [&records] {
+  Watchdog watchdog(options.timeout_seconds, [&records] {
     records.write_all("a thread hangs");
     const int signal = requested_signal();
     return signal != 0 ? 128 + signal : 1;
   });
+  if (environment.ends_with_parent) watchdog.end_with_parent();
   if (config.flags.emulate)
     rank(World::emulated(0, ranks, options));
   else

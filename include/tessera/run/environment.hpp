@@ -57,8 +57,10 @@ struct LaunchEnvironment {
   int store_port = 0;
   // What gave them, for messages: "MASTER_ADDR=node1", "MASTER_PORT=29500".
   std::string store_host_from, store_port_from;
-  std::string run_id = "none";     // the job's, the same for each attempt
-  int restart_count = 0;           // may differ between the hosts of a job
+  std::string run_id = "none";  // the job's, the same for each attempt
+  int restart_count = 0;        // may differ between the hosts of a job
+  // Whether the launcher is to watch this process for as long as it runs: torchrun's agent is.
+  bool ends_with_parent = false;
   std::vector<std::string> hosts;  // a Slurm step's; otherwise empty
   std::string notice;              // a line for the user, empty if there is nothing to say
 

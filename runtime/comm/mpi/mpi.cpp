@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "runtime/base/wait.hpp"
 #include "runtime/comm/mpi/mpi_bootstrap.hpp"
 #include "runtime/comm/mpi/mpi_group.hpp"
 #include "runtime/comm/processes/process_backend.hpp"
@@ -147,6 +148,9 @@ bool World::has_mpi() noexcept { return true; }
 
 World World::mpi(const WorldOptions& options) {
   comm::expect_process_options("World::mpi", options);
+  const Wait wait(
+      "World::mpi waits for ranks that have not come (init_timeout_seconds)", [] { return 0; },
+      std::chrono::duration<double>(options.init_timeout_seconds));
   auto all = comm::MpiBootstrap::world();
   comm::MpiBootstrap& mpi = *all;
   auto backend = std::make_unique<comm::MpiBackend>(mpi, std::move(all), options);
