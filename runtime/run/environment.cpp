@@ -171,8 +171,8 @@ void read_tasks(const char* tasks, const char* node, const char* list, LaunchEnv
   const auto index = static_cast<std::size_t>(integer("SLURM_NODEID", node));
   if (index >= counts.size())
     fail("SLURM_NODEID=", index, " counts from 0, against ", counted(counts.size(), "node"), " in");
-  if (list && found.hosts.size() != counts.size())
-    fail("SLURM_STEP_NODELIST='", list, "' has ", counted(found.hosts.size(), "host"), ", against ",
+  if (list && found.hosts.size() != counts.size())  // which may be long
+    fail("SLURM_STEP_NODELIST has ", counted(found.hosts.size(), "host"), ", against ",
          counted(counts.size(), "node"), " in");
   found.local_size = counts[index];
   if (found.local_rank >= found.local_size)
@@ -278,10 +278,10 @@ void refuse_incomplete(const VariableSet& set, const EnvironmentLookup& lookup,
   if (!present) return;
   if (whole)
     throw DataError(concat(present, "=", lookup(present), " is set but not ", missing, ", beside ",
-                           whole->rank, "=", lookup(whole->rank), " of ", name(whole->launcher),
-                           "; set what is missing, or unset ", present));
+                           whole->rank, "=", integer(whole->rank, lookup(whole->rank)), " of ",
+                           name(whole->launcher), "; set what is missing, or unset ", present));
   if (missing.starts_with("LOCAL_RANK"))
-    throw DataError(concat("RANK=", lookup("RANK"), " is set but not ", missing,
+    throw DataError(concat("RANK=", integer("RANK", lookup("RANK")), " is set but not ", missing,
                            "; if RANK counts processes, set what is missing; if it counts nodes, "
                            "as in Kubeflow, start torchrun --nnodes=",
                            lookup("WORLD_SIZE"), " --node_rank=", lookup("RANK"),

@@ -311,7 +311,7 @@ TEST_CASE("of a Slurm step the hosts and tasks are read, not those of its job") 
   const std::tuple<const char*, const char*, const char*> wrong[] = {
       {"SLURM_STEP_TASKS_PER_NODE", "2(x3)", "against 6 tasks in"},
       {"SLURM_STEP_TASKS_PER_NODE", "5", "SLURM_NODEID=2 counts from 0, against 1 node in"},
-      {"SLURM_STEP_NODELIST", "n[03,05]", "'n[03,05]' has 2 hosts, against 3 nodes in"},
+      {"SLURM_STEP_NODELIST", "n[03,05]", "has 2 hosts, against 3 nodes in"},
       {"SLURM_STEP_TASKS_PER_NODE", "5,x", "2(x3),1"},
       {"SLURM_STEP_NODELIST", "n[03", "n[01-08,12]"},
       {"SLURM_STEP_NODELIST", "n[0-999999999]", "more than 65536"},
@@ -411,6 +411,15 @@ TEST_CASE("RANK without LOCAL_RANK is refused, and both of its readings are name
   CHECK(error.find("RANK=5 is set but not LOCAL_RANK") == 0);
   CHECK(error.find("processes") != std::string::npos);
   CHECK(error.find("--nnodes=8 --node_rank=5") != std::string::npos);
+}
+
+TEST_CASE("a rank of thousands of digits is refused in one short line") {
+  for (Variables variables : {Variables{{"WORLD_SIZE", "1"}}, kKubernetes, kOpenMpi + kTessera}) {
+    variables["RANK"] = variables["OMPI_COMM_WORLD_RANK"] = std::string(5000, '9');
+    variables.erase("TESSERA_WORLD_SIZE");
+    CHECK(error_in(variables).size() < 500);
+    CHECK(error_in(variables).find("999") != std::string::npos);
+  }
 }
 
 TEST_CASE("a pod of a Kubernetes job whose size nobody says runs alone, with one notice") {
