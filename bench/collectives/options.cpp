@@ -126,8 +126,6 @@ const std::vector<Option>& table() {
        [](Options& o, const Value& v) { o.emulate = parse_count(v, 1, 1 << 20); }},
       {0, "messages", nullptr, "MPI ranks of one host exchange by messages, as those of two do",
        [](Options& o, const Value&) { o.world.transport = Transport::messages; }},
-      {0, "windows", nullptr, "processes on GPUs exchange memory that NCCL has allocated",
-       [](Options& o, const Value&) { o.world.nccl.windows = true; }},
       {0, "device", "NAME", "cpu, cuda or cuda:N [cpu]",
        [](Options& o, const Value& v) { o.world.device = parse_device(v.text); }},
       {0, "ordered-sums", nullptr, "ranks add in rank order what NCCL would sum",
