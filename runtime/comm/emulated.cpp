@@ -163,6 +163,7 @@ class EmulatedGroup final : public World::Backend::Group {
     return arena_.allocate(context, nccl_.whole_granules(bytes, size_));
   }
   FlightRecorder& recorder() noexcept override { return recorder_; }
+  bool has_windows() const noexcept override { return nccl_.has_windows(size_); }
 
  private:
   comm::PlainArena& arena_;

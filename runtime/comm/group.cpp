@@ -62,6 +62,7 @@ const FlightRecorder& RankGroup::flight_recorder() const noexcept {
   return group_->backend->recorder();
 }
 bool RankGroup::sums_are_ordered() const noexcept { return group_->backend->sums_are_ordered(); }
+bool RankGroup::has_windows() const noexcept { return group_->backend->has_windows(); }
 
 std::shared_ptr<SymmetricMemory> RankGroup::allocate_symmetric(std::int64_t bytes,
                                                                std::string_view purpose) const {

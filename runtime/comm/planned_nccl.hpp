@@ -52,9 +52,10 @@ class PlannedNccl {
   std::int64_t bytes_of(std::string_view role, int size) const {
     return is_planned(size) ? assumed_nccl_bytes(most_ctas(role, options_)) : 0;
   }
+  bool has_windows(int size) const { return is_planned(size) && options_.windows; }
   // What symmetric memory takes.
   std::int64_t whole_granules(std::int64_t bytes, int size) const {
-    return is_planned(size) && options_.windows ? round_up(bytes, kNcclGranuleBytes) : bytes;
+    return has_windows(size) ? round_up(bytes, kNcclGranuleBytes) : bytes;
   }
 
  private:

@@ -71,6 +71,10 @@ void GradientBuffer::set_hook(bool is_hooked) {
   for (GradientPiece& piece : pieces_) piece.set_hook(is_hooked);
 }
 
+void GradientBuffer::set_symmetric(SymmetricGradients* gradients) {
+  for (GradientPiece& piece : pieces_) piece.set_symmetric(gradients);
+}
+
 void GradientBuffer::drop_kept() noexcept {
   for (GradientPiece& piece : pieces_) piece.drop_kept();
 }

@@ -41,6 +41,7 @@ class GradientBuffer {
   // See ReduceStage.
   void set_replicas(Replicas* replicas);
   void set_hook(bool is_hooked);
+  void set_symmetric(SymmetricGradients* gradients);
   // For a pass that failed: what has arrived in slots is lost.
   void give_back() noexcept;
   // Drops what is kept from pass to pass: all, or of the group's i-th trainable entry.

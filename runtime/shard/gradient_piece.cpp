@@ -7,6 +7,7 @@
 #include "runtime/shard/host_gradients.hpp"
 #include "runtime/shard/packed_gradients.hpp"
 #include "runtime/shard/replica_sums.hpp"
+#include "runtime/shard/symmetric_gradients.hpp"
 #include "runtime/tensor/launch.hpp"
 #include "tessera/comm/world.hpp"
 #include "tessera/tensor/ops.hpp"
@@ -66,6 +67,12 @@ void GradientPiece::set_replicas(Replicas* replicas) {
 void GradientPiece::set_hook(bool is_hooked) {
   remove_stage(stages_, ReduceStage::Place::hook);
   if (is_hooked) put_stage<ReduceStage>(stages_, std::make_unique<HookedSums>(*this, shards_));
+}
+
+void GradientPiece::set_symmetric(SymmetricGradients* gradients) {
+  remove_stage(stages_, ReduceStage::Place::gradient);
+  if (gradients && gradients->holds(*shards_.group()))
+    put_stage<ReduceStage>(stages_, std::make_unique<SymmetricGradient>(shards_, *gradients));
 }
 
 // --- filling ---
@@ -205,9 +212,13 @@ double GradientPiece::missing_bytes(std::size_t word) const {
 Tensor GradientPiece::fresh_gradient() const {
   const FlatGroup& group = *shards_.group();
   const OwnerGuard owner(group.device, "gradients");
-  const Shape shape{group.gradient_numel + group.counts_numel()};
-  return range_.numel() < group.gradient_numel ? Tensor::zeros(shape, f32, group.device)
-                                               : Tensor::empty(shape, f32, group.device);
+  Tensor fresh;
+  for (const auto& stage : stages_)
+    if (!fresh.defined()) fresh = stage->fresh_gradient();
+  if (!fresh.defined())
+    fresh = Tensor::empty({group.gradient_numel + group.counts_numel()}, f32, group.device);
+  if (range_.numel() < group.gradient_numel) raw::fill(fresh, 0);
+  return fresh;
 }
 
 Tensor GradientPiece::staging(StreamId stream, const char* owned_by) const {

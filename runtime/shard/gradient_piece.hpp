@@ -26,6 +26,7 @@
 namespace tessera::shard {
 
 class Replicas;
+class SymmetricGradients;
 
 class GradientPiece {
  public:
@@ -59,6 +60,7 @@ class GradientPiece {
   // --- its stages: see ReduceStage ---
   void set_replicas(Replicas* replicas);  // null: none
   void set_hook(bool is_hooked);
+  void set_symmetric(SymmetricGradients* gradients);  // null: none
   // For them. In the dtype of the wire, on the stream's own memory: values, then counts.
   Tensor staging(StreamId stream, const char* owned_by) const;
   Sums sums_in(const Tensor& staged) const { return {&staged, 0, range_.numel()}; }

@@ -35,7 +35,7 @@ struct Reduction {
 class ReduceStage {
  public:
   // In this order the stages of a piece run.
-  enum class Place : std::uint8_t { packed, replicas, hook, host };
+  enum class Place : std::uint8_t { packed, replicas, hook, host, gradient };
 
   explicit ReduceStage(Place place) : place_(place) {}
   virtual ~ReduceStage() = default;
@@ -49,6 +49,9 @@ class ReduceStage {
   virtual bool is_elsewhere() const noexcept { return false; }
   // Whether the sums stay here for now, and nothing behind this stage runs.
   virtual bool postpones() const noexcept { return false; }
+
+  // Memory for the flat gradient, which is not there yet. Undefined: that of the pool.
+  virtual Tensor fresh_gradient() { return {}; }
 
   // --- in this order, each of them of all stages ---
   // On the stream of reductions: the piece is complete in its slot, and is scattered next.

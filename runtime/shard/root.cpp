@@ -196,12 +196,13 @@ void Root::take_down() {
   for (std::size_t i = 0; i < units_.size(); ++i)
     if (const std::shared_ptr<Unit> unit = units_[i].lock()) {
       unit->close();
-      i < modules_ ? unit->set_slots(nullptr, nullptr, nullptr) : unit->leave_root();
+      i < modules_ ? unit->set_slots(nullptr, nullptr, nullptr, nullptr) : unit->leave_root();
     }
   units_.resize(modules_);
   slots_ = nullptr;
   replicas_ = nullptr;
   host_link_ = nullptr;
+  gradients_ = nullptr;
 }
 
 void Root::dismiss() {
@@ -243,8 +244,9 @@ void Root::lay_out(nn::Module& module) {
     slots_ = std::make_unique<Slots>(*group_, needs(), calls_);
     make_replicas();
     make_host_link();
+    make_gradients();
     for (const auto& unit : units_)
-      unit.lock()->set_slots(slots_.get(), replicas_.get(), host_link_.get());
+      unit.lock()->set_slots(slots_.get(), replicas_.get(), host_link_.get(), gradients_.get());
     resume();
   } catch (...) {
     dissolve();
@@ -316,6 +318,14 @@ void Root::make_replicas() {
   std::int64_t bytes = 0;
   for (const auto& unit : units_) bytes = std::max(bytes, unit.lock()->most_shard_bytes());
   if (group && bytes > 0) replicas_ = std::make_unique<Replicas>(*group, bytes);
+}
+
+// The sums of a hybrid mesh are those over the replicas.
+void Root::make_gradients() {
+  std::vector<const UnitShards*> units;
+  for (const auto& weak : units_) units.push_back(&weak.lock()->shards());
+  const RankGroup* const replicas = mesh().replicate_group();
+  gradients_ = SymmetricGradients::make(replicas ? *replicas : *group_, units);
 }
 
 void Root::make_host_link() {
@@ -407,6 +417,7 @@ void Root::reset() {
   rounds_.clear();
   slots_->restart();
   if (replicas_) replicas_->restart();
+  if (gradients_) gradients_->restart();
 }
 
 void Root::dissolve() noexcept {

@@ -16,6 +16,7 @@
 #include "runtime/shard/host_link.hpp"
 #include "runtime/shard/replicas.hpp"
 #include "runtime/shard/slots.hpp"
+#include "runtime/shard/symmetric_gradients.hpp"
 #include "runtime/shard/unit_shards.hpp"
 #include "tessera/comm/world.hpp"
 #include "tessera/shard/fully_shard.hpp"
@@ -114,6 +115,7 @@ class Root : public std::enable_shared_from_this<Root> {
   void take_number();  // the same on all ranks of the mesh; likewise collective
   void make_replicas();
   void make_host_link();
+  void make_gradients();
   const DeviceMesh& mesh() const;
   // The parameters that units stream become units of their own, a slice each.
   void cut_streamed(std::int64_t bytes);
@@ -134,8 +136,9 @@ class Root : public std::enable_shared_from_this<Root> {
   std::uint64_t registrations_ = 0;  // when they were last looked for
   std::vector<AssumedCall> calls_;   // of a step without a program
   std::unique_ptr<Slots> slots_;
-  std::unique_ptr<Replicas> replicas_;   // of a hybrid mesh
-  std::unique_ptr<HostLink> host_link_;  // of what is offloaded
+  std::unique_ptr<Replicas> replicas_;             // of a hybrid mesh
+  std::unique_ptr<HostLink> host_link_;            // of what is offloaded
+  std::unique_ptr<SymmetricGradients> gradients_;  // where windows are
   std::map<int, const RankGroup*> neighbours_;
   ShardCounters counters_;  // of collectives
   bool may_hold_units_ = false, has_run_ = false;

@@ -29,6 +29,7 @@ ShardPlan Root::describe() const {
   plan.arena_bytes = slots_->bytes();
   plan.most_alive_bytes = slots_->most_alive();
   plan.is_assumed = slots_->is_new();
+  if (gradients_) plan.symmetric_gradient_bytes = gradients_->bytes();
   if (host_link_) {
     plan.offload_device_bytes = host_link_->device_bytes();
     plan.offload_host_bytes = host_link_->host_bytes();

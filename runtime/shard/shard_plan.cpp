@@ -208,6 +208,9 @@ std::string ShardPlan::to_string() const {
                 with_commas(most_alive_bytes), " alive at a time, planned from ",
                 is_assumed ? "one call of each unit in the order of the module tree\n"
                            : "the steps so far\n");
+  if (symmetric_gradient_bytes > 0)
+    out += concat("  gradients in ", with_commas(symmetric_gradient_bytes),
+                  " bytes of symmetric memory\n");
   if (offload_device_bytes > 0)
     out += concat("  offload: shards, their gradients and moments on the host; staging ",
                   with_commas(offload_device_bytes), " bytes on the device, ",

@@ -306,7 +306,7 @@ void Unit::reset() noexcept {
 }
 
 void Unit::leave_root() noexcept {
-  set_slots(nullptr, nullptr, nullptr);
+  set_slots(nullptr, nullptr, nullptr, nullptr);
   root_ = nullptr;
 }
 

@@ -154,9 +154,11 @@ class Unit final : public nn::ModuleHook,
   void join_root(std::shared_ptr<Root> root, std::string name, int number);
   // `parent`: the number of the unit around it.
   UnitNeeds needs(int parent) const;
-  void set_slots(Slots* slots, Replicas* replicas, HostLink* host) {
+  void set_slots(Slots* slots, Replicas* replicas, HostLink* host, SymmetricGradients* gradients) {
     shards_.share(slots, host);
-    if (buffer_ && shards_.has_replicas()) buffer_->set_replicas(replicas);
+    if (!buffer_) return;
+    if (shards_.has_replicas()) buffer_->set_replicas(replicas);
+    buffer_->set_symmetric(gradients);
   }
   // See GatheredParameters::keep_over. What backward does not read is not kept for it.
   void set_neighbours(const RankGroup* group) {

@@ -79,7 +79,10 @@ TEST_CASE("nccl: a failure drops the graphs of captured steps, which are capture
       return concat(cause, before == after ? "; same losses" : "; other losses",
                     replays > 0 && captured.step.replays() > replays ? "" : "; no replays");
     };
-    for (const auto& all : {nccl_threads(2, body), nccl_processes(2, body)})
+    WorldOptions windows;
+    windows.nccl.windows = true;  // gradients lie at one place, and outlive graphs
+    for (const auto& all :
+         {nccl_threads(2, body), nccl_processes(2, body), nccl_threads(2, body, windows)})
       for (const std::string& said : all)
         CHECK_THAT(said, Contains(concat("rank ", odd, " failed: no luck; same losses")) &&
                              !Contains("no replays"));

@@ -342,6 +342,35 @@ TEST_CASE("windows are registered by all ranks in one order, over memory of the 
   CHECK(tessera_nccl_double_count("bytes") == 0);
 }
 
+TEST_CASE("sums lie at one place in windows on all ranks, or in none", "[threads]") {
+  constexpr std::size_t kBytes = 1 << 20, kCount = 1024;
+  for (const bool in_one : {true, false})
+    on_threads(2, [&](Rank& me) {
+      void* memory = nullptr;
+      ncclWindow_t window = nullptr;
+      expect(ncclMemAlloc(&memory, kBytes) == ncclSuccess, "memory");
+      expect(ncclCommWindowRegister(me.comm, memory, kBytes, &window, NCCL_WIN_COLL_SYMMETRIC) ==
+                 ncclSuccess,
+             "a window");
+      auto* const data = static_cast<float*>(memory);
+      std::array<float, kCount> other{};
+      const long long before = tessera_nccl_double_count("windowed_sums");
+      float* const to = in_one || me.rank == 0 ? data + 2 * kCount : other.data();
+      expect(
+          ncclAllReduce(data, to, kCount, ncclFloat, ncclSum, me.comm, me.stream()) == ncclSuccess,
+          "a sum");
+      if (!in_one) {
+        const std::string line = me.failure();
+        expect(line.find("elsewhere in windows") != std::string::npos, line);
+        me.abort();
+      }
+      me.block();
+      if (in_one) expect(tessera_nccl_double_count("windowed_sums") > before, "is counted");
+      if (in_one) ncclCommWindowDeregister(me.comm, window);
+      expect(ncclMemFree(memory) == ncclSuccess, "freed");
+    });
+}
+
 TEST_CASE("a communicator takes memory of its GPU for each of its CTAs, and gives it back",
           "[threads]") {
   on_threads(2, [](Rank& me) {

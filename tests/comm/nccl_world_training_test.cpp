@@ -2,14 +2,18 @@
 // the bits of ranks as threads.
 #include <stdexcept>
 
+#include "tessera/memory/memory.hpp"
+#include "tessera/shard/shard_plan.hpp"
 #include "tests/comm/nccl_worlds.hpp"
 #include "tests/cuda/captured_job.hpp"
 #include "tests/promises/support.hpp"
+#include "tests/support/catch.hpp"
 #include "tests/support/dice.hpp"
 #include "tests/support/share.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;
+using Catch::Matchers::Contains;
 
 TEST_CASE("nccl: training has the bits of threads where sums are ordered") {
   const std::uint64_t seed = fresh_seed();
@@ -54,6 +58,120 @@ TEST_CASE("nccl: two ranks train with the bits of threads, also where NCCL adds"
       CHECK(same_bits(threads, all[r]));
     }
   }
+}
+
+namespace {
+
+// Two steps of one cell on two ranks, in which NCCL adds.
+struct Sums {
+  Trained trained;
+  long long all = 0, windowed = 0;  // of both ranks
+  std::int64_t symmetric_bytes = 0;
+};
+Sums sums_of(const Cell& cell, bool windows, std::uint64_t seed) {
+  WorldOptions options;
+  options.nccl.windows = windows;
+  Sums sums;
+  const long long all = double_count("sums"), windowed = double_count("windowed_sums");
+  for (const std::string& said : nccl_threads(
+           2,
+           [&](World& world) {
+             Trainee trainee(world, cell, seed);
+             const Trained trained = train(world, trainee, 2);
+             const ShardPlan plan = shard_plan(trainee.model());
+             if (world.rank() == 0) sums.trained = trained;
+             if (world.rank() == 0) sums.symmetric_bytes = plan.symmetric_gradient_bytes;
+             return std::string("trained");
+           },
+           options))
+    CHECK(said == "trained");
+  sums.all = double_count("sums") - all;
+  sums.windowed = double_count("windowed_sums") - windowed;
+  return sums;
+}
+
+}  // namespace
+
+TEST_CASE("nccl: with windows sums go from window to window where shards are even", "[comm]") {
+  const std::uint64_t seed = fresh_seed();
+  INFO("seed " << seed);
+  const Sums plain = sums_of({}, false, seed), even = sums_of({}, true, seed);
+  CHECK(plain.windowed == 0);
+  CHECK(plain.symmetric_bytes == 0);
+  CHECK(even.all == plain.all);
+  CHECK(even.windowed == even.all);
+  CHECK(even.symmetric_bytes == 2 << 20);
+  CHECK(same_bits(even.trained, plain.trained));
+  // The blocks' are ragged, the tables' are not.
+  const Sums ragged = sums_of({.ragged = true}, true, seed);
+  CHECK(ragged.windowed > 0);
+  CHECK(ragged.windowed < ragged.all);
+  CHECK(same_bits(ragged.trained, sums_of({.ragged = true}, false, seed).trained));
+  // What is added to a gradient that is there is staged. Sums of 16 bits are no sums of NCCL's.
+  const Cell added{.micro_batches = 2};
+  const Sums twice = sums_of(added, true, seed);
+  CHECK(twice.windowed > 0);
+  CHECK(twice.windowed < twice.all);
+  CHECK(same_bits(twice.trained, sums_of(added, false, seed).trained));
+  for (const Cell& cell : {Cell{.param = bf16, .reduce = bf16}, Cell{.offload = Offload::cpu}}) {
+    const Sums other = sums_of(cell, true, seed);
+    CHECK(other.windowed == 0);
+    CHECK(other.symmetric_bytes == 0);
+  }
+}
+
+TEST_CASE("nccl: a plan reserves what a run with windows does", "[comm]") {
+  const auto reserved = [](World& world) {
+    Job job(world, {.ranks = 2}, 1);
+    const ShardPlan plan = shard_plan(job.model);
+    const std::int64_t before = Memory::of(world.device()).reserved_bytes();
+    job.step(job.batch(0));
+    job.step(job.batch(1));
+    world.device().synchronize();
+    return concat(plan.symmetric_gradient_bytes, ' ', plan.arena_bytes, ' ', before, ' ',
+                  Memory::of(world.device()).reserved_bytes());
+  };
+  WorldOptions options;
+  options.nccl.windows = true;
+  const auto as_planned = [&] {
+    WorldOptions all = over_the_double(options, 0);
+    all.executor = ExecutorKind::virtual_;
+    World plan = World::emulated(0, 2, all);
+    return reserved(plan);
+  };
+  const std::string planned = as_planned();
+  CHECK(planned.substr(0, 8) == concat(2 << 20, ' '));
+  for (const std::string& said : nccl_threads(2, reserved, options)) CHECK(said == planned);
+}
+
+TEST_CASE("nccl: who holds a gradient over the next backward hears of windows", "[comm]") {
+  WorldOptions options;
+  options.nccl.windows = true;
+  const std::vector<std::string> all = nccl_threads(
+      2,
+      [](World& world) {
+        Job job(world, {.ranks = 2}, 1);
+        Tensor held;
+        const auto step = [&](std::uint64_t i) {
+          job.model.loss(job.batch(i)[0], job.batch(i)[1]).backward();
+          if (i == 0) held = job.model.parameters()[0].grad();
+          job.optimizer->zero_grad();
+        };
+        step(0);
+        std::string heard;
+        try {
+          step(1);
+        } catch (const ContractError& error) {
+          heard = error.what();
+        }
+        held = {};
+        reset(job.model);
+        step(1);
+        return heard;
+      },
+      options);
+  for (const std::string& said : all)
+    CHECK_THAT(said, Contains("of an earlier step is still held, and with NcclOptions::windows"));
 }
 
 // What the host had not seen the end of has perhaps run.

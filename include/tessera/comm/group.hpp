@@ -57,6 +57,10 @@ class RankGroup {
   // host and others elsewhere: then each host's ranks are added first, and bits depend on who lies
   // where.
   bool sums_are_ordered() const noexcept;
+  // Whether symmetric memory is a window of the communicators that gather and reduce, as
+  // NcclOptions::windows has it. What is reduced moves without a copy then if the sums are to lie
+  // in symmetric memory, too.
+  bool has_windows() const noexcept;
 
   // Makes memory that peers can read. It is reserved, but not booked in the ledger. Collective:
   // every rank calls with the same size. `purpose` is for the message of peers that do something

@@ -123,6 +123,7 @@ class World : public RankGroup {
       // Where this rank's communicators of the group record their calls.
       virtual FlightRecorder& recorder() noexcept = 0;
       virtual bool sums_are_ordered() const noexcept { return true; }
+      virtual bool has_windows() const noexcept { return false; }
     };
 
     virtual ~Backend() = default;

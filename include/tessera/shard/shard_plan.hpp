@@ -78,6 +78,9 @@ struct ShardPlan {
   // alive together share addresses.
   std::int64_t arena_bytes = 0;
   std::int64_t most_alive_bytes = 0;  // of slots alive at a time: no addresses need fewer
+  // Of gradients that lie in symmetric memory, step after step, as NcclOptions::windows has it; 0:
+  // none does, and gradients come from the pool.
+  std::int64_t symmetric_gradient_bytes = 0;
   // Staging for what is copied from and to the host, where units are offloaded: on the device, on
   // the host.
   std::int64_t offload_device_bytes = 0, offload_host_bytes = 0;

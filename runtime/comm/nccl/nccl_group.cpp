@@ -95,7 +95,7 @@ std::shared_ptr<SymmetricMemory> NcclGroup::allocate(DeviceContext& context, std
     TESSERA_EXPECT(std::stoll(all[r]) == std::stoll(all[0]), "allocate_symmetric: in call ", call,
                    " rank ", seat_.ranks[0], " asks for bytes: ", all[0], ", rank ", seat_.ranks[r],
                    " for ", all[r], "; every rank must ask for the same");
-  if (!world_.options().nccl.windows || seat_.size() == 1) return arena_.allocate(context, bytes);
+  if (!has_windows()) return arena_.allocate(context, bytes);
   const auto memory = std::make_shared<NcclMemory>(world_, context, bytes,
                                                    std::int64_t{world_.attempt()} << 32 | call);
   memories_.push_back(memory);

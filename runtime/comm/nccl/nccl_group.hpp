@@ -39,6 +39,9 @@ class NcclGroup final : public World::Backend::Group {
   bool sums_are_ordered() const noexcept override {
     return seat_.size() == 1 || world_.options().nccl.ordered_sums;
   }
+  bool has_windows() const noexcept override {
+    return seat_.size() > 1 && world_.options().nccl.windows;
+  }
 
   NcclWorld& world() const noexcept { return world_; }
   NcclReplays& replays() noexcept { return replays_; }

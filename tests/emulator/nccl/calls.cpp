@@ -43,7 +43,7 @@ std::string wrong_with(const Call& call, const Comm& comm, cudaStream_t stream) 
   return wrong;
 }
 
-ncclResult_t call(ncclComm_t handle, const Call& call, cudaStream_t stream) {
+ncclResult_t call(ncclComm_t handle, Call call, cudaStream_t stream) {
   const char* const function = name_of(call.kind);
   ncclResult_t why = ncclSuccess;
   const std::shared_ptr<Comm> comm = ready(handle, function, &why);
@@ -54,6 +54,10 @@ ncclResult_t call(ncclComm_t handle, const Call& call, cudaStream_t stream) {
   if (call.kind == Kind::all_to_all && settings().version < 22800)
     return in_group(fail(ncclInvalidUsage, "ncclAlltoAll: NCCL has it from 2.28 on"));
   if (call.count == 0 && is_collective(call.kind)) return ncclSuccess;
+  call.place = place_of(call, *comm, size_of(call.dtype));
+  const bool sums = call.kind == Kind::all_reduce || call.kind == Kind::reduce_scatter;
+  if (sums) ++totals().sums;
+  if (sums && call.place != 0) ++totals().windowed_sums;
   return submit(comm, call, stream);
 }
 

@@ -28,10 +28,11 @@ void tessera_nccl_double_break(int rank, long long after, int result);
 void tessera_nccl_double_refuse(const char* function, int result);
 
 // Since the process began: "kernels" that were queued and "calls" in them, bytes "moved", that is
-// received from peers, where reductions go around in rings, and "zero_ctas" (ncclCommSplit's
-// communicators with that policy); of now: "communicators", "windows", "graphs" (kernels that
-// graphs hold), "bytes" of ncclMemAlloc, and "held", which communicators have on GPUs. -1: no such
-// name.
+// received from peers, where reductions go around in rings, "zero_ctas" (ncclCommSplit's
+// communicators with that policy), "sums" (all-reduces and reduce-scatters) and "windowed_sums"
+// (those whose both sides lie in windows of their communicator); of now: "communicators",
+// "windows", "graphs" (kernels that graphs hold), "bytes" of ncclMemAlloc, and "held", which
+// communicators have on GPUs. -1: no such name.
 long long tessera_nccl_double_count(const char* name);
 
 }  // extern "C"

@@ -210,6 +210,10 @@ class Kernel {
       const Call* const a = i < mine.size() ? &mine[i] : nullptr;
       const Call* const b = i < theirs.size() ? &theirs[i].call : nullptr;
       const bool is_pair = a && b && a->kind == Kind::receive && b->kind == Kind::send;
+      if (a && b && a->place != b->place)
+        return comm_->break_by(ncclInvalidUsage,
+                               text_of(*a) + " lies elsewhere in windows on " + us + " than on " +
+                                   them + ", or in none; NCCL takes one way on all ranks");
       if (a && b && a->count == b->count && a->dtype == b->dtype &&
           (is_pair || (a->kind == b->kind && a->op == b->op && a->peer == b->peer)))
         continue;

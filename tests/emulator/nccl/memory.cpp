@@ -81,6 +81,25 @@ void end_windows(const Comm& comm) {
       std::erase_if(windows(), [&](const auto& one) { return one.second.comm == &comm; }));
 }
 
+std::uint64_t place_of(const Call& call, const Comm& comm, std::size_t element_bytes) {
+  const bool gathers = call.kind == Kind::all_gather, scatters = call.kind == Kind::reduce_scatter;
+  if (!gathers && !scatters && call.kind != Kind::all_reduce) return 0;
+  const std::size_t bytes = call.count * element_bytes,
+                    all = bytes * static_cast<std::size_t>(comm.ranks);
+  const std::lock_guard lock(pieces_mutex);
+  const auto place = [&](const void* memory, std::size_t size, bool is_of_peers) {
+    const auto* const at = static_cast<const std::byte*>(memory);
+    for (const auto& [window, of] : windows())
+      if (of.comm == &comm && of.memory <= at && at + size <= of.memory + of.bytes)
+        return (of.number + 1) << 40 |
+               (is_of_peers ? static_cast<std::uint64_t>(at - of.memory) : 0);
+    return std::uint64_t{0};
+  };
+  const std::uint64_t from = place(call.send, scatters ? all : bytes, !gathers),
+                      to = place(call.recv, gathers ? all : bytes, !scatters);
+  return from && to ? from * 0x9e3779b97f4a7c15u + to : 0;
+}
+
 }  // namespace tessera::nccl_double
 
 using namespace tessera::nccl_double;

@@ -236,9 +236,17 @@ void tessera_nccl_double_refuse(const char* function, int result) {
 long long tessera_nccl_double_count(const char* name) {
   const Totals& t = totals();
   const std::map<std::string, const std::atomic<long long>*> all = {
-      {"kernels", &t.kernels}, {"calls", &t.calls},   {"communicators", &t.communicators},
-      {"windows", &t.windows}, {"graphs", &t.graphs}, {"bytes", &t.bytes},
-      {"moved", &t.moved},     {"held", &t.held},     {"zero_ctas", &t.zero_ctas}};
+      {"kernels", &t.kernels},
+      {"calls", &t.calls},
+      {"communicators", &t.communicators},
+      {"windows", &t.windows},
+      {"graphs", &t.graphs},
+      {"bytes", &t.bytes},
+      {"moved", &t.moved},
+      {"held", &t.held},
+      {"zero_ctas", &t.zero_ctas},
+      {"sums", &t.sums},
+      {"windowed_sums", &t.windowed_sums}};
   const auto found = all.find(name);
   return found == all.end() ? -1 : found->second->load();
 }

@@ -30,7 +30,7 @@ Settings& settings();
 
 struct Totals {
   std::atomic<long long> kernels, calls, communicators, windows, graphs, bytes, moved, held,
-      zero_ctas;
+      zero_ctas, sums, windowed_sums;
   std::atomic<long long> queued[16];  // kernels of each GPU that have not ended
 };
 Totals& totals();
@@ -74,6 +74,8 @@ struct Call {
   ncclDataType_t dtype;
   ncclRedOp_t op;
   int peer;  // of a send or a receive, the root of a broadcast; -1: none
+  // Where it lies in windows of its communicator, both sides; 0: not in windows.
+  std::uint64_t place = 0;
 };
 
 // ---- communicators
@@ -154,5 +156,8 @@ void give_memory(Comm& comm);
 
 // Those of a communicator that ends.
 void end_windows(const Comm& comm);
+// Of a call that NCCL does over windows where both sides lie in one: which these are, and how far
+// into them lies what peers read or write. 0 where one side does not, and for other calls.
+std::uint64_t place_of(const Call& call, const Comm& comm, std::size_t element_bytes);
 
 }  // namespace tessera::nccl_double
