@@ -139,6 +139,7 @@ DriverError describe(std::int32_t device, DriverDevice* out) {
   const auto* const id = reinterpret_cast<const unsigned char*>(properties.uuid.bytes);
   char* at = out->uuid + std::snprintf(out->uuid, sizeof out->uuid, "GPU-");
   for (int i = 0; i < 16; ++i) at += std::snprintf(at, 3, "%02x", id[i]);
+  out->cuda_version = driver;
   const std::size_t blas = cublasLtGetVersion();
   std::snprintf(out->versions, sizeof out->versions,
                 "driver %s (CUDA %d.%d), runtime %d.%d, cuBLASLt %zu.%zu.%zu", release,

@@ -64,6 +64,10 @@ const FlightRecorder& RankGroup::flight_recorder() const noexcept {
 bool RankGroup::sums_are_ordered() const noexcept { return group_->backend->sums_are_ordered(); }
 bool RankGroup::has_windows() const noexcept { return group_->backend->has_windows(); }
 
+void RankGroup::expect_sizes(const Sizes& sizes) const {
+  group_->backend->expect_sizes(*this, sizes);
+}
+
 std::shared_ptr<SymmetricMemory> RankGroup::allocate_symmetric(std::int64_t bytes,
                                                                std::string_view purpose) const {
   TESSERA_EXPECT(!group_->has_ended, "allocate_symmetric: ", comm::kWorldHasEnded);

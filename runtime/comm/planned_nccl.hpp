@@ -2,6 +2,7 @@
 // is in nccl/.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string_view>
 
@@ -16,10 +17,10 @@ inline constexpr const char* kMeasuredNccl = "NCCL communicators";
 inline constexpr const char* kNcclLanding = "staging and landing memory of NCCL communicators";
 inline constexpr const char* kAssumedNccl = "NCCL communicators, assumed where ranks are processes";
 
-// How many blocks of threads a communicator may have; 0: as many as NCCL takes. The calls of
-// `control` are small.
+// How many blocks of threads a communicator may have; 0: as many as NCCL takes, also where that is
+// still to be measured. The calls of `control` are small.
 constexpr int most_ctas(std::string_view role, const NcclOptions& options) {
-  return role == "control" ? 1 : role == "reduce" ? options.reduce_max_ctas : 0;
+  return role == "control" ? 1 : role == "reduce" ? std::max(options.reduce_max_ctas, 0) : 0;
 }
 
 // What a communicator that calls are on takes of its GPU: a ring has two connections for each block

@@ -241,6 +241,7 @@ void Root::lay_out(nn::Module& module) {
     // them, they would be missing in the next.
     device().block(device().compute().record());
     calls_ = assumed_calls(module);
+    tell_sizes();
     slots_ = std::make_unique<Slots>(*group_, needs(), calls_);
     make_replicas();
     make_host_link();
@@ -311,6 +312,21 @@ std::vector<AssumedCall> Root::assumed_calls(nn::Module& module) const {
                          around.back().second, below->reads_parameters_in_backward()});
   }
   return calls;
+}
+
+// Of what is gathered and reduced.
+void Root::tell_sizes() const {
+  RankGroup::Sizes whole{.reduced_as = unit(0)->shards().reduce_dtype()}, parts = whole;
+  for (const auto& weak : units_) {
+    const std::shared_ptr<Unit> unit = weak.lock();
+    const UnitLayout& layout = unit->shards().layout();
+    whole.gathered_bytes = std::max(whole.gathered_bytes, layout.gather_bytes);
+    for (const PieceLayout& piece : layout.pieces)
+      whole.reduced_bytes = std::max(whole.reduced_bytes, piece.bytes);
+    parts.reduced_bytes = std::max(parts.reduced_bytes, unit->most_shard_bytes());
+  }
+  group_->expect_sizes(whole);
+  if (const RankGroup* const replicas = mesh().replicate_group()) replicas->expect_sizes(parts);
 }
 
 void Root::make_replicas() {

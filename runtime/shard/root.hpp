@@ -113,6 +113,7 @@ class Root : public std::enable_shared_from_this<Root> {
   void expect_alike() const;
   const char* name_in_rounds(const UnitShards& of) const;  // with lists that wait for modules
   void take_number();  // the same on all ranks of the mesh; likewise collective
+  void tell_sizes() const;
   void make_replicas();
   void make_host_link();
   void make_gradients();

@@ -116,7 +116,8 @@ DriverError reach(std::int32_t device, std::int32_t peer, bool* reaches) {
   return use(device);
 }
 DriverError describe(std::int32_t device, DriverDevice* out) {
-  *out = {"the host, emulating a GPU", 0, 0, multiprocessors(), kMemoryBytes, 0, "emulator", ""};
+  *out = {
+      "the host, emulating a GPU", 0, 0, multiprocessors(), kMemoryBytes, 0, "emulator", "", 13000};
   char host[32] = "";
   gethostname(host, sizeof host - 1);  // each host has GPUs of its own
   std::snprintf(out->uuid, sizeof out->uuid, "GPU-emulated-%d-%s", device, host);

@@ -1,4 +1,4 @@
-"""What gpu-check measures of ranks over NCCL: what NCCL says that it does, bus bandwidths beside nccl-tests', gathers beside compute,
+"""What gpu-check measures of ranks over NCCL: what NCCL says that it does, bus bandwidths beside nccl-tests', its ways beside compute,
 memory beside the ledger, and tokens/s beside PyTorch FSDP2 on the same GPUs. Steps of `Check` in tools/gpu-check."""
 import json
 import os
@@ -21,7 +21,7 @@ TEST_FOLDERS = ("/usr/local/bin", "/usr/local/nccl-tests/build", "/opt/nccl-test
 IN_PLACE = 11  # the column of its bus bandwidth, of both
 FSDP2_CASE, FSDP2_STEPS = "gpt2-124m", 30
 PYTORCH = pathlib.Path(__file__).resolve().parents[2] / "bench/compare_pytorch.py"
-FEW_BLOCKS, ZERO_CTAS = "4", "2"
+MEASURED_DIM = 2048
 
 
 def bus_bandwidths(text):
@@ -41,7 +41,7 @@ class NcclFigures:
     def measure_nccl(self, ranks):
         self.step("over NCCL: its log", lambda: self.log_of_nccl(ranks))
         self.step("over NCCL: bandwidths", lambda: self.bandwidths_over_nccl(ranks))
-        self.step("over NCCL: gathers beside compute", lambda: self.gathers_beside_compute(ranks))
+        self.step("over NCCL: ways beside compute", lambda: self.ways_beside_compute(ranks))
         self.step("over NCCL: memory", lambda: self.memory_over_nccl(ranks))
         self.step("over NCCL: beside FSDP2", lambda: self.beside_fsdp2(ranks))
 
@@ -105,21 +105,18 @@ class NcclFigures:
             raise Failed(f"below {BUS_MARK} of nccl-tests: {'; '.join(low)}", figures)
         return figures
 
-    def gathers_beside_compute(self, ranks):
-        """Plain; with few blocks of threads; and without any, which needs windows. NCCL's own variables ask for it."""
+    def ways_beside_compute(self, ranks):
+        """Gathers and reductions of a job's largest unit beside products, each in two ways, as a job measures before its first step."""
         self.expect_gpus(ranks)
-        words = ["all_gather", "-b", "64M", "-e", "64M", "--beside-compute"]
-        ways = {"plain": ([], {}), "capped": ([], dict(NCCL_MAX_CTAS=FEW_BLOCKS)), "windows": (["--windows"], {}),
-                "zero-CTA": (["--windows"], dict(NCCL_CTA_POLICY=ZERO_CTAS))}
-        figures = {}
-        for way, (options, environment) in ways.items():
-            text = self.collectives(ranks, [*words, *options], environment)
-            found = re.search(r"an operation takes ([\d.]+) us, ([\d.]+) of its time alone, and ([\d.]+) of the communication is hidden", text)
-            if not found or not bus_bandwidths(text):
-                raise Failed(f"{way}: no figure; see {self.log}")
-            figures[way] = dict(zip(("us", "of_its_time_alone", "hidden"), map(float, found.groups())))
-            say(f"    {way}: {short(figures[way])}")
-        return figures
+        setup = TINY | dict(model=TINY["model"] | dict(dim=MEASURED_DIM))
+        text = self.outputs_of(self.train_over_nccl(setup, 1, self.work / "ways", "--comm.windows=true", "--comm.gather_policy=measured",
+                                                    "--comm.reduce_max_ctas=-1"), ranks, self.work / "ways")[0]
+        line = re.search(r"NCCL, medians of .*", text)
+        if not line:
+            raise Failed("no line says what was measured", output=text)
+        say(f"    {line[0]}")
+        ways = re.findall(r"(gathers|reductions) of (\d+) bytes .*? take ([\d.]+) us, .*?, alone ([\d.]+) us: ([^;]*)", line[0])
+        return {call: dict(bytes=int(size), us=float(us), alone_us=float(alone), chosen=chosen) for call, size, us, alone, chosen in ways}
 
     # ---- memory
 

@@ -215,7 +215,7 @@ struct Config {
                      static_cast<std::int64_t>(WorldOptions{}.init_timeout_seconds);
     bool ordered_sums = false, windows = false;
     GatherPolicy gather_policy = GatherPolicy::standard;
-    std::int64_t reduce_max_ctas = 0;  // 0: as NCCL wants
+    std::int64_t reduce_max_ctas = 0;  // 0: as NCCL wants; -1: measured
     std::string flight_record = "flight_record.json";
   } comm;
 

@@ -14,10 +14,12 @@ std::string describe_nccl(const NcclOptions& options) {
   return concat("NCCL: ", options.windows ? "windows" : "no windows",
                 options.gather_policy == GatherPolicy::zero
                     ? ", gathers by copy engines where it can"
-                    : ", gathers as it wants",
+                : options.gather_policy == GatherPolicy::measured ? ", gathers as measured"
+                                                                  : ", gathers as it wants",
                 options.reduce_max_ctas > 0
                     ? concat(", reductions with at most ", options.reduce_max_ctas, " CTAs")
-                    : ", reductions with as many CTAs as it wants",
+                : options.reduce_max_ctas < 0 ? ", reductions as measured"
+                                              : ", reductions with as many CTAs as it wants",
                 options.ordered_sums ? ", all sums in rank order" : "");
 }
 

@@ -161,13 +161,14 @@ std::vector<Key> running_keys() {
       key<&C::comm, &C::Comm::gather_policy>(
           "comm.gather_policy",
           "how NCCL gathers; zero: by copy engines, without multiprocessors, where it can (NCCL "
-          "2.28, one node)",
-          {.choices = {"default", "zero"}, .only_if = "comm.windows=true"}),
+          "2.28, a driver of CUDA 12.5, one node); measured: by what is faster beside compute on "
+          "rank 0, in a moment before the first step",
+          {.choices = {"default", "zero", "measured"}, .only_if = "comm.windows=true"}),
       key<&C::comm, &C::Comm::reduce_max_ctas>(
           "comm.reduce_max_ctas",
           "NCCL reduces with at most so many blocks of threads, and leaves the others to compute; "
-          "0: as it wants",
-          {.range = between(0, 64), .only_if = kGpu}),
+          "0: as it wants; -1: that or 8, by what is faster beside compute on rank 0",
+          {.range = between(NcclOptions::kMeasuredCtas, 64), .only_if = kGpu}),
       key<&C::comm, &C::Comm::flight_record>(
           "comm.flight_record",
           "write the last collectives here where one fails, and on SIGUSR2; one file a rank, with "

@@ -61,6 +61,16 @@ class RankGroup {
   // NcclOptions::windows has it. What is reduced moves without a copy then if the sums are to lie
   // in symmetric memory, too.
   bool has_windows() const noexcept;
+  // The largest gather and the largest reduction that come, in bytes of all ranks' chunks.
+  struct Sizes {
+    std::int64_t gathered_bytes = 0, reduced_bytes = 0;
+    DType reduced_as = DType::f32;
+  };
+  // Tells the communicators what will come; the sharding engine does, before its first. Where
+  // NcclOptions leave open how to gather or to reduce, a group's first call measures the ways
+  // beside compute, rank 0's medians decide, and its log has one line with all figures. Otherwise
+  // it does nothing. Collective. Throws: CommError.
+  void expect_sizes(const Sizes& sizes) const;
 
   // Makes memory that peers can read. It is reserved, but not booked in the ledger. Collective:
   // every rank calls with the same size. `purpose` is for the message of peers that do something

@@ -43,7 +43,8 @@ struct DeviceChoice {
 
 // How NCCL gathers. `zero`: by copy engines, without multiprocessors, wherever it can; it needs
 // windows, NCCL 2.28, and a driver of CUDA 12.5, and can where all ranks are on one node.
-enum class GatherPolicy : std::uint8_t { standard, zero };
+// `measured`: whichever of the two is faster beside compute, see RankGroup::expect_sizes.
+enum class GatherPolicy : std::uint8_t { standard, zero, measured };
 
 // Of World::nccl, and of plans for it: World::emulated on `virtual`, on a GPU.
 struct NcclOptions {
@@ -57,8 +58,9 @@ struct NcclOptions {
   bool windows = false;
   GatherPolicy gather_policy = GatherPolicy::standard;
   // Reductions take at most so many blocks of threads (CTAs) from what computes; 0: as many as NCCL
-  // wants.
+  // wants. kMeasuredCtas: that, or kFewCtas, whichever is faster beside compute.
   int reduce_max_ctas = 0;
+  static constexpr int kMeasuredCtas = -1, kFewCtas = 8;
 };
 
 struct WorldOptions {
@@ -124,6 +126,7 @@ class World : public RankGroup {
       virtual FlightRecorder& recorder() noexcept = 0;
       virtual bool sums_are_ordered() const noexcept { return true; }
       virtual bool has_windows() const noexcept { return false; }
+      virtual void expect_sizes(const RankGroup& /*this one*/, const RankGroup::Sizes&) {}
     };
 
     virtual ~Backend() = default;

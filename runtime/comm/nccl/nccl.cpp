@@ -205,9 +205,9 @@ World World::nccl(const ProcessSeat& seat, const WorldOptions& given) {
                  "World::nccl: ranks are on GPUs; set device.kind to cuda, and no executor");
   TESSERA_EXPECT(seat.size >= 1 && seat.rank >= 0 && seat.rank < seat.size, "World::nccl: rank ",
                  seat.rank, " of ", seat.size, "; give a rank from 0 to size - 1");
-  TESSERA_EXPECT(given.nccl.reduce_max_ctas >= 0, "NcclOptions: reduce_max_ctas is ",
-                 given.nccl.reduce_max_ctas,
-                 "; give a number of blocks, or 0 for as many as NCCL wants");
+  TESSERA_EXPECT(given.nccl.reduce_max_ctas >= NcclOptions::kMeasuredCtas,
+                 "NcclOptions: reduce_max_ctas is ", given.nccl.reduce_max_ctas,
+                 "; give a number of blocks, 0 for as many as NCCL wants, or kMeasuredCtas");
   TESSERA_EXPECT(
       given.nccl.gather_policy != GatherPolicy::zero || given.nccl.windows,
       "NcclOptions: gather_policy is zero, and copy engines move windows alone; set windows");

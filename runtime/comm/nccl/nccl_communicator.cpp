@@ -41,7 +41,6 @@ class NcclCommunicator final : public Communicator {
         world_(group.world()),
         nccl_(world_.nccl()),
         role_(role),
-        name_(name),
         sums_by_nccl_(name != "control" && !world_.options().nccl.ordered_sums),
         inputs_(seat.ranks.size()) {
     if (seat.size() == 1) return;
@@ -65,7 +64,7 @@ class NcclCommunicator final : public Communicator {
                      "on communicator '", role(), "'; make one step before the captured one");
       static_cast<void>(context_.acting_driver());
       footprint.emplace(context_);
-      group_.open(role_, name_);
+      group_.open(role_);
       is_first_ = true;
     }
     Stream(context_, stream()).launch_collective(op, nullptr, Part{this, call});
@@ -327,7 +326,6 @@ class NcclCommunicator final : public Communicator {
   NcclWorld& world_;
   const kernels::NcclDriver& nccl_;
   NcclRole& role_;
-  const std::string name_;  // within the group
   const bool sums_by_nccl_;
   bool is_first_ = false;  // peers may still be on their way
   std::shared_ptr<std::byte> staging_, landing_;

@@ -2,6 +2,7 @@
 // connects to its peers. Nothing else may allocate meanwhile.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "runtime/comm/planned_nccl.hpp"
@@ -10,15 +11,17 @@
 
 namespace tessera::comm {
 
-// Adds what is taken in its scope to the ledger's line. Where the driver can't tell, nothing.
+// Adds what is taken in its scope to the ledger's line, or takes off what is given back. Where the
+// driver can't tell, nothing.
 class NcclFootprint {
  public:
   explicit NcclFootprint(DeviceContext& context)
       : context_(context), ledger_(Memory::of(context).ledger()), before_(free_bytes()) {}
   ~NcclFootprint() {
     const std::int64_t now = free_bytes();
-    if (now <= 0 || now >= before_) return;
-    ledger_.add_outside(kMeasuredNccl, before_ - now);
+    if (now <= 0 || before_ <= 0) return;
+    ledger_.add_outside(kMeasuredNccl,
+                        std::max(before_ - now, -ledger_.outside_bytes(kMeasuredNccl)));
   }
   NcclFootprint(const NcclFootprint&) = delete;
   NcclFootprint& operator=(const NcclFootprint&) = delete;

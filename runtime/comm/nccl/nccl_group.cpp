@@ -34,17 +34,50 @@ void NcclGroup::open(NcclGroup* whole) {
   // Behind a failure, which the host would hear anew where it frees memory before it is over.
   std::erase_if(memories_, [](const auto& memory) { return memory.use_count() == 1; });
   if (world_.size() == 1) return;
-  if (!whole) return world_.join(base_);
-  world_.split(whole->base_, seat_.size() > 1 ? seat_.ranks[0] : world_.size(), seat_.rank, {},
-               base_);
+  if (whole)
+    world_.split(whole->base_, seat_.size() > 1 ? seat_.ranks[0] : world_.size(), seat_.rank, {},
+                 base_);
+  else
+    world_.join(base_);
+  keep_ways();
 }
 
-void NcclGroup::open(NcclRole& role, std::string_view name) {
-  const NcclOptions& options = world_.options().nccl;
-  const bool has_zero_ctas = name == "gather" && options.gather_policy == GatherPolicy::zero;
-  world_.split(base_, 0, seat_.rank, {most_ctas(name, options), has_zero_ctas}, role.comm);
-  role.has_windows = name != "control" && options.windows;
+void NcclGroup::open(NcclRole& role) {
+  world_.split(base_, 0, seat_.rank, ways_.shape_of(role.name()), role.comm);
+  role.has_windows = role.name() != "control" && has_windows();
   if (role.has_windows) make_windows(role);
+}
+
+// With what NCCL has taken for it.
+void NcclGroup::close(NcclRole& role) {
+  for (const auto& memory : memories_) memory->end_window(role.comm);
+  world_.free(role.comm);
+}
+
+void NcclGroup::set_ways(const NcclWays& ways) {
+  for (const auto& role : roles_) {
+    const bool differs = role->name() == "gather"   ? ways.has_zero_ctas != ways_.has_zero_ctas
+                         : role->name() == "reduce" ? ways.reduce_ctas != ways_.reduce_ctas
+                                                    : false;
+    if (differs && role->comm.native) close(*role);
+  }
+  ways_ = ways;
+}
+
+void NcclGroup::expect_sizes(const RankGroup& ranks, const RankGroup::Sizes& sizes) {
+  if (has_measured_ || seat_.size() < 2 || !leaves_ways_open(world_.options().nccl)) return;
+  measure_ways(*this, ranks, sizes);
+  has_measured_ = true;
+}
+
+// A failure may have come while they were measured.
+void NcclGroup::keep_ways() {
+  if (seat_.size() < 2 || !leaves_ways_open(world_.options().nccl)) return;
+  const std::string own =
+      has_measured_ ? concat(ways_.has_zero_ctas, ' ', ways_.reduce_ctas) : std::string("none");
+  for (const std::string& said : tell_all("ways", own, world_.init_timeout()))
+    has_measured_ = has_measured_ && said == own;
+  if (!has_measured_) ways_ = given_ways(world_.options().nccl);
 }
 
 // Of the memory that all ranks have: a failure may have come between their allocations, or between
@@ -53,7 +86,7 @@ void NcclGroup::make_windows(NcclRole& role) {
   std::string own;
   for (const auto& memory : memories_) own += concat(memory->number(), ' ');
   std::map<std::int64_t, std::size_t> ranks_that_have = count_numbers(
-      tell_all(concat("windows on ", name(role.stream())), own, world_.init_timeout()));
+      tell_all(concat("windows ", ++role.openings, " of ", role.name()), own, world_.init_timeout()));
   for (const auto& memory : memories_)
     if (ranks_that_have[memory->number()] == seat_.ranks.size()) memory->make_window(role.comm);
 }
@@ -74,7 +107,7 @@ void NcclGroup::free_dropped(std::span<const std::string> said) {
 
 std::unique_ptr<Communicator> NcclGroup::make(DeviceContext& context, const GroupSeat& seat,
                                               std::string_view role, StreamId stream) {
-  auto made = std::make_unique<NcclRole>(*context.driver(), recorder_, stream);
+  auto made = std::make_unique<NcclRole>(*context.driver(), recorder_, role, stream);
   NcclRole& added = *made;
   {
     const std::lock_guard lock(roles_mutex_);

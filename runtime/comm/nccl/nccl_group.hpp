@@ -12,6 +12,7 @@
 #include "runtime/comm/nccl/nccl_memory.hpp"
 #include "runtime/comm/nccl/nccl_replays.hpp"
 #include "runtime/comm/nccl/nccl_role.hpp"
+#include "runtime/comm/nccl/nccl_ways.hpp"
 #include "runtime/comm/nccl/nccl_world.hpp"
 #include "runtime/comm/plain_memory.hpp"
 #include "tessera/comm/flight_recorder.hpp"
@@ -24,12 +25,16 @@ class NcclGroup final : public World::Backend::Group {
   // `number`: of all groups of the world, also those that this rank is not in. A group without
   // ranks is one of the latter.
   NcclGroup(NcclWorld& world, int number, const GroupSeat& seat, PlainArena& arena)
-      : world_(world), number_(number), seat_(seat), arena_(arena) {}
+      : world_(world),
+        number_(number),
+        seat_(seat),
+        arena_(arena),
+        ways_(given_ways(world.options().nccl)) {}
 
   // Makes the native communicator: the world's, or its part of `whole`. Collective over the world.
   void open(NcclGroup* whole);
   // Of a role, at its first call of an attempt. Collective over the group.
-  void open(NcclRole& role, std::string_view name);
+  void open(NcclRole& role);
 
   std::unique_ptr<Communicator> make(DeviceContext& context, const GroupSeat& seat,
                                      std::string_view role, StreamId stream) override;
@@ -41,6 +46,18 @@ class NcclGroup final : public World::Backend::Group {
   }
   bool has_windows() const noexcept override {
     return seat_.size() > 1 && world_.options().nccl.windows;
+  }
+
+  void expect_sizes(const RankGroup& ranks, const RankGroup::Sizes& sizes) override;
+
+  const NcclWays& ways() const noexcept { return ways_; }
+  // Roles that are open are so again at their next calls, in these ways. Collective over the group,
+  // and nothing is under way.
+  void set_ways(const NcclWays& ways);
+  // Told to each other as `what`, by all ranks of the group.
+  std::vector<std::string> tell_all(std::string_view what, const std::string& own,
+                                    std::chrono::milliseconds timeout) const {
+    return world_.tell_all(concat(what, " of group ", number_), seat_.ranks, own, timeout);
   }
 
   NcclWorld& world() const noexcept { return world_; }
@@ -62,17 +79,16 @@ class NcclGroup final : public World::Backend::Group {
   void free_dropped(std::span<const std::string> said);
   std::string dropped() const;  // that memory of this rank, in numbers
   void make_windows(NcclRole& role);
+  void close(NcclRole& role);
+  void keep_ways();  // where all ranks have measured the same
   std::string difference(int rank);
-  // Told to each other as `what`, by all ranks of the group.
-  std::vector<std::string> tell_all(std::string_view what, const std::string& own,
-                                    std::chrono::milliseconds timeout) const {
-    return world_.tell_all(concat(what, " of group ", number_), seat_.ranks, own, timeout);
-  }
 
   NcclWorld& world_;
   const int number_;
   const GroupSeat seat_;
   PlainArena& arena_;
+  NcclWays ways_;  // of roles that open
+  bool has_measured_ = false;
   NcclWorld::Comm base_;
   FlightRecorder recorder_;
   NcclReplays replays_{recorder_};

@@ -35,16 +35,13 @@ const kernels::NcclDriver& open_nccl(const NcclOptions& options, kernels::NcclLi
                            " of this version of Tessera; build library and module together"));
   if (const char* const error = nccl->open(options.library.c_str(), &library))
     throw CommError(concat("World::nccl: ", error));
-  if (options.gather_policy == GatherPolicy::zero && library.version < 22800)
+  if (options.gather_policy == GatherPolicy::zero && library.version < kZeroCtasFrom)
     throw CommError(concat("World::nccl: gather_policy is zero, which NCCL can from 2.28 on, and ",
-                           library.file, " is ", nccl_version(library),
+                           library.file, " is ", nccl_version(library.version),
                            "; install a newer one, or leave the policy out"));
   return *nccl;
 }
 
-std::string nccl_version(const kernels::NcclLibrary& library) {
-  const int v = library.version;
-  return concat(v / 10000, '.', v / 100 % 100, '.', v % 100);
-}
+std::string nccl_version(int v) { return concat(v / 10000, '.', v / 100 % 100, '.', v % 100); }
 
 }  // namespace tessera::comm

@@ -11,7 +11,10 @@ namespace tessera::comm {
 // absent or of another version of Tessera, or has found no NCCL that is new enough.
 const kernels::NcclDriver& open_nccl(const NcclOptions& options, kernels::NcclLibrary& library);
 
-// "2.28.9"
-std::string nccl_version(const kernels::NcclLibrary& library);
+// The first NCCL whose gathers can do without CTAs.
+inline constexpr int kZeroCtasFrom = 22800;
+
+// "2.28.9" of 22809
+std::string nccl_version(int version);
 
 }  // namespace tessera::comm

@@ -39,6 +39,13 @@ void NcclMemory::make_window(NcclWorld::Comm& comm) {
   world_->make_window(comm, data_, bytes_, &made.window);
 }
 
+void NcclMemory::end_window(const NcclWorld::Comm& comm) noexcept {
+  std::erase_if(windows_, [&](const Window& made) {
+    if (made.comm == &comm && made.window) world_->end_window(comm, made.window);
+    return made.comm == &comm;
+  });
+}
+
 void NcclMemory::leave() noexcept {
   for (const Window& made : windows_)
     if (made.window && world_) world_->end_window(*made.comm, made.window);

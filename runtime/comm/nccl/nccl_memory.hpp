@@ -21,8 +21,9 @@ class NcclMemory final : public SymmetricMemory {
   std::int64_t number() const noexcept { return number_; }
   // Collective over `comm`, whose ranks register in one order.
   void make_window(NcclWorld::Comm& comm);
-  void forget_windows() noexcept { windows_.clear(); }  // their communicators are gone
-  void leave() noexcept;                                // the world ends, before its communicators
+  void end_window(const NcclWorld::Comm& comm) noexcept;  // if there is one; in one order, too
+  void forget_windows() noexcept { windows_.clear(); }    // their communicators are gone
+  void leave() noexcept;  // the world ends, before its communicators
 
  private:
   struct Window {

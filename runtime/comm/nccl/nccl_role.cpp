@@ -70,6 +70,7 @@ void NcclRole::forget() {
   const std::lock_guard lock(mutex_);
   for (Call& call : calls_) give_back(call);
   calls_.clear();
+  openings = 0;
   comm.native = nullptr;
 }
 

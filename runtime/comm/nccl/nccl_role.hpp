@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <deque>
 #include <mutex>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "runtime/comm/nccl/nccl_world.hpp"
@@ -17,16 +19,19 @@ namespace tessera::comm {
 // thread asks. Threads: `begin` and `end` the host's.
 class NcclRole {
  public:
-  NcclRole(const Driver& driver, FlightRecorder& recorder, StreamId stream)
-      : driver_(driver), recorder_(recorder), stream_(stream) {}
+  // `name`: "gather", "reduce" or "control".
+  NcclRole(const Driver& driver, FlightRecorder& recorder, std::string_view name, StreamId stream)
+      : driver_(driver), recorder_(recorder), name_(name), stream_(stream) {}
   ~NcclRole();
   NcclRole(const NcclRole&) = delete;
   NcclRole& operator=(const NcclRole&) = delete;
 
+  const std::string& name() const noexcept { return name_; }
   StreamId stream() const noexcept { return stream_; }
 
   NcclWorld::Comm comm;
   bool has_windows = false;  // over the group's symmetric memory
+  int openings = 0;          // of this attempt
 
   void begin(std::uint64_t seq, void* native_stream);
   void end(void* native_stream);
@@ -45,6 +50,7 @@ class NcclRole {
 
   const Driver& driver_;
   FlightRecorder& recorder_;
+  const std::string name_;
   const StreamId stream_;
   std::mutex mutex_;
   std::deque<Call> calls_;     // from the oldest

@@ -75,7 +75,8 @@ void NcclWorld::agree(const std::string& uuid, const std::string& refused) {
     } catch (const CommError& absent) {
       error = absent.what();
     }
-  const std::string own[] = {error, nccl_version(library), library.file, uuid,
+  version_ = library.version;
+  const std::string own[] = {error, nccl_version(version_), library.file, uuid,
                              seat_.local_rank_from};
   const std::vector<std::string> said = tell_all("hello", all_ranks(), pack(own), init_timeout());
   std::vector<std::vector<std::string>> ranks;
@@ -243,6 +244,19 @@ void NcclWorld::finish(Comm& comm, const char* what, bool is_first) {
   const std::string message = concat("rank ", rank(), ": ", error);
   if (is_late) throw LostRank(message);
   throw CommError(message);
+}
+
+// The watch thread looks after it, and aborts it with the others.
+void NcclWorld::free(Comm& comm) {
+  if (drop_graphs_) drop_graphs_("a communicator that it calls is made anew");
+  {
+    const auto lock = lock_unless_failed();
+    check(nccl_->finalize(comm.native));
+  }
+  finish(comm, "ncclCommFinalize", true);
+  const auto lock = lock_unless_failed();
+  std::erase(comms_, &comm);
+  check(nccl_->destroy(std::exchange(comm.native, nullptr)));
 }
 
 // A peer that is gone is heard of through the store. NCCL's destroy has no deadline, so a watchdog

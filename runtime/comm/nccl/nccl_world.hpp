@@ -42,6 +42,7 @@ class NcclWorld {
   int size() const noexcept { return seat_.size; }
   const WorldOptions& options() const noexcept { return options_; }
   const kernels::NcclDriver& nccl() const noexcept { return *nccl_; }
+  int version() const noexcept { return version_; }  // of NCCL: 22809
 
   // Each of `ranks`, in their order, hears what all say under `key`, which is used once.
   // Throws: CommError, LostRank.
@@ -79,6 +80,9 @@ class NcclWorld {
   // See NcclDriver::make_window; *window stays where it is. Collective over `comm`.
   void make_window(Comm& comm, void* data, std::int64_t bytes, void** window);
   void end_window(const Comm& comm, void* window) noexcept;
+  // One of them, of which its ranks have ended all windows. Collective over it, and nothing is
+  // under way. Throws as `free_all`.
+  void free(Comm& comm);
   // In order, all ranks are here, and nothing is queued.  Throws: CommError where NCCL fails, or
   // takes longer than `init_timeout`.
   void free_all();
@@ -138,6 +142,7 @@ class NcclWorld {
   const ProcessSeat seat_;
   const WorldOptions options_;
   const kernels::NcclDriver* nccl_ = nullptr;
+  int version_ = 0;
   std::atomic<int> attempt_{1};
   mutable std::mutex mutex_;  // of NCCL's calls
   std::vector<Comm*> comms_;  // in the order of making; null: under way, or failed

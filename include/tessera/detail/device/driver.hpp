@@ -25,11 +25,12 @@ struct DriverDevice {
   double bytes_per_second;    // of its memory, by clock and width; 0 where unknown
   char versions[160];         // of driver and libraries: "driver 580.65, CUDA 13.0, cuBLASLt 13.1"
   char uuid[48];              // of this one among all there are: "GPU-2e5c..."
+  std::int32_t cuda_version;  // the newest that the machine's driver knows: 13010 of CUDA 13.1
 };
 
 // Changes whenever this table or Exec does, or what a kernel means; kernels that were added, taken
 // away or given other arguments show in `kernels_layout`.
-inline constexpr std::uint32_t kDriverVersion = 7;
+inline constexpr std::uint32_t kDriverVersion = 8;
 
 // One of several copies; either side may be another device's memory.
 struct DriverCopy {
