@@ -216,6 +216,9 @@ SHOWN const tessera::kernels::NcclDriver* tessera_nccl(std::uint32_t version) {
     table.split = split;
     table.make_window = make_window;
     table.abort = tessera::abort;
+    table.open = tessera::open;
+    table.all_gather = all_gather;
+    table.reduce_scatter = reduce_scatter;
     return table;
   }();
   return &mistaken;

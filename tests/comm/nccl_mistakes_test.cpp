@@ -7,9 +7,11 @@
 #include <stdexcept>
 
 #include "tessera/base/log.hpp"
+#include "tests/comm/battery.hpp"
 #include "tests/comm/nccl_worlds.hpp"
 #include "tests/cuda/captured_job.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/seed.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;
@@ -17,23 +19,24 @@ using Catch::Matchers::Contains;
 
 namespace {
 
-// What two ranks that are processes say and log, one text for each; nccl_mistaken_module.cpp makes
-// the mistake.
+// What ranks that are processes say and log, one text for each; nccl_mistaken_module.cpp makes the
+// mistake.
 std::vector<std::string> with(const char* mistake, const NcclBody& body,
-                              const WorldOptions& options = {}) {
+                              const WorldOptions& options = {}, int ranks = 2) {
   const int port = free_port();
-  std::array<std::array<int, 2>, 2> logs{};
+  std::vector<std::array<int, 2>> logs(static_cast<std::size_t>(ranks));
   for (auto& ends : logs) REQUIRE(pipe(ends.data()) == 0);
-  const std::vector<Ended> all = run_forked(2, [&](int rank) {
+  const std::vector<Ended> all = run_forked(ranks, [&](int rank) {
     set_log_sink([&, rank](LogLevel, const std::string& line) {
       static_cast<void>(!write(logs[static_cast<std::size_t>(rank)][1], line.data(), line.size()));
     });
     setenv("TESSERA_NCCL_MISTAKE", mistake, 1);
-    const Gpus gpus(2);
-    return say({.rank = rank, .size = 2, .port = port}, options, body, [](int, WorldOptions& own) {
-      own.init_timeout_seconds = 3;
-      own.nccl.module = own.device.module = TESSERA_MISTAKEN_MODULE;
-    });
+    const Gpus gpus(ranks);
+    return say({.rank = rank, .size = ranks, .port = port}, options, body,
+               [](int, WorldOptions& own) {
+                 own.init_timeout_seconds = 3;
+                 own.nccl.module = own.device.module = TESSERA_MISTAKEN_MODULE;
+               });
   });
   std::vector<std::string> said;
   for (std::size_t r = 0; r < all.size(); ++r) {
@@ -128,4 +131,24 @@ TEST_CASE("nccl: a mistake in how NCCL is called is found", "[comm]") {
   found("makes_in_other_order", calls_on_two_roles, " order");
   found("registers_in_other_order", calls_on_two_roles, "in one order", windows);
   found("asks_captured_events", captures, "recorded in a capture");
+}
+
+// Two summands are rounded once in any case.
+TEST_CASE("nccl: three ranks that add 16-bit values as ncclSum does have other bits than threads",
+          "[comm]") {
+  const std::uint64_t seed = fresh_seed();
+  INFO("seed " << seed);
+  const std::vector<std::uint64_t> threads = battery::hashes_of_threads(3, seed);
+  WorldOptions options;
+  options.nccl.ordered_sums = true;
+  const auto body = [&](World& world) {
+    return concat(battery::run(world, seed).hash == threads[static_cast<std::size_t>(world.rank())]
+                      ? "the bits"
+                      : "other bits",
+                  " of threads");
+  };
+  for (const std::string& said : with("none", body, options, 3))
+    CHECK_THAT(said, Contains("the bits of threads"));
+  for (const std::string& said : with("rounds_at_each_hop", body, options, 3))
+    CHECK_THAT(said, Contains("other bits of threads"));
 }
