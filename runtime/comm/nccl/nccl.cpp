@@ -83,7 +83,7 @@ class NcclBackend final : public World::Backend {
     std::string why = world_->reason();
     try {
       if (why.empty()) {
-        world_->leaves();
+        world_->store().leaves();
         for (const auto& group : groups_)
           if (const std::string parted = group->parting(); why.empty()) why = parted;
         stop();
@@ -98,7 +98,7 @@ class NcclBackend final : public World::Backend {
     stop();
     for (const auto& group : groups_) group->leave();
     world_->abandon();
-    world_->last_words(why);
+    world_->store().last_words(why);
     return why;
   }
 
@@ -145,7 +145,7 @@ class NcclBackend final : public World::Backend {
     if (!is_wrong && now - compared_ < kCompareEvery) return "";
     compared_ = now;
     std::string parted = compare();
-    while (is_wrong && parted.empty() && world_->add("failures", 0) == 0 &&
+    while (is_wrong && parted.empty() && world_->store().add("failures", 0) == 0 &&
            std::chrono::steady_clock::now() - now < kCompareFor) {
       std::this_thread::sleep_for(kCompareEvery / 8);
       parted = compare();
@@ -155,10 +155,10 @@ class NcclBackend final : public World::Backend {
     return "";
   }
   std::string compare() {
-    const bool is_asked = world_->add("asked", 0) > 0;
+    const bool is_asked = world_->store().add("asked", 0) > 0;
     for (const auto& group : groups_) {
-      if (is_asked) group->show();
-      if (const std::string parted = group->compare(); !parted.empty()) return parted;
+      if (is_asked) group->comparison().show();
+      if (const std::string parted = group->comparison().compare(); !parted.empty()) return parted;
     }
     return "";
   }

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "runtime/comm/nccl/nccl_comparison.hpp"
 #include "runtime/comm/nccl/nccl_memory.hpp"
 #include "runtime/comm/nccl/nccl_replays.hpp"
 #include "runtime/comm/nccl/nccl_role.hpp"
@@ -57,7 +58,7 @@ class NcclGroup final : public World::Backend::Group {
   // Told to each other as `what`, by all ranks of the group.
   std::vector<std::string> tell_all(std::string_view what, const std::string& own,
                                     std::chrono::milliseconds timeout) const {
-    return world_.tell_all(concat(what, " of group ", number_), seat_.ranks, own, timeout);
+    return world_.store().tell_all(concat(what, " of group ", number_), seat_.ranks, own, timeout);
   }
 
   NcclWorld& world() const noexcept { return world_; }
@@ -65,10 +66,7 @@ class NcclGroup final : public World::Backend::Group {
   std::string look();        // what the GPU refuses; empty for nothing
   std::string late() const;  // the call that has taken too long; empty for none
   std::string position() const;
-  // Of the watch thread: each rank tells how far it has come, and the first one compares. What is
-  // wrong, where two differ; empty for nothing.
-  std::string compare();
-  void show() const;            // the last calls, to a peer that differs
+  NcclComparison& comparison() noexcept { return comparison_; }  // of the watch thread
   void forget();                // what the last attempt had under way
   std::string parting() const;  // as ProcessGroup's. Collective
   void leave() noexcept;        // the world ends, before its communicators
@@ -81,7 +79,6 @@ class NcclGroup final : public World::Backend::Group {
   void make_windows(NcclRole& role);
   void close(NcclRole& role);
   void keep_ways();  // where all ranks have measured the same
-  std::string difference(int rank);
 
   NcclWorld& world_;
   const int number_;
@@ -91,14 +88,12 @@ class NcclGroup final : public World::Backend::Group {
   bool has_measured_ = false;
   NcclWorld::Comm base_;
   FlightRecorder recorder_;
+  NcclComparison comparison_{world_, number_, seat_, recorder_};
   NcclReplays replays_{recorder_};
   mutable std::mutex roles_mutex_;  // the host adds, the watch thread looks
   std::vector<std::unique_ptr<NcclRole>> roles_;
   std::vector<std::shared_ptr<NcclMemory>> memories_;  // in the order of allocation
   int allocations_ = 0;                                // of this attempt
-  // The last call that is told, or of each rank known, and its fingerprint: 32 bits each.
-  std::int64_t told_ = 0;
-  std::vector<std::int64_t> heard_;
 };
 
 // The communicator over `role`, which `group` holds.

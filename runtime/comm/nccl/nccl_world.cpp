@@ -11,7 +11,6 @@
 #include "runtime/base/wait.hpp"
 #include "runtime/comm/nccl/nccl_abort.hpp"
 #include "runtime/comm/nccl/nccl_library.hpp"
-#include "runtime/comm/store/message.hpp"
 #include "tessera/base/log.hpp"
 #include "tessera/comm/join_error.hpp"
 #include "tessera/comm/lost_rank.hpp"
@@ -22,28 +21,8 @@ namespace {
 using namespace std::chrono_literals;
 using detail::with_rank;
 
-constexpr auto kAskEvery = 200ms;    // whether a peer has failed
-constexpr auto kReasonWithin = 5s;   // once a peer has failed
-constexpr auto kLateFor = 500ms;     // once the time of a call is over
-constexpr auto kExplainWithin = 1s;  // what NCCL only sees the consequence of
-
-std::string pack(std::span<const std::string> texts) {
-  std::string all;
-  for (const std::string& text : texts) all += concat(text.size(), ':', text);
-  return all;
-}
-
-std::vector<std::string> unpack(std::string_view all) {
-  std::vector<std::string> texts;
-  while (!all.empty()) {
-    std::size_t size = 0;
-    const char* const end = std::from_chars(all.data(), all.data() + all.size(), size).ptr;
-    const auto begin = static_cast<std::size_t>(end - all.data()) + 1;
-    texts.emplace_back(all.substr(begin, size));
-    all.remove_prefix(begin + size);
-  }
-  return texts;
-}
+constexpr auto kAskEvery = 200ms;  // whether a peer has failed
+constexpr auto kLateFor = 500ms;   // once the time of a call is over
 
 }  // namespace
 
@@ -51,21 +30,10 @@ std::vector<std::string> unpack(std::string_view all) {
 
 NcclWorld::NcclWorld(const ProcessSeat& seat, const WorldOptions& options, const std::string& uuid,
                      const std::string& refused)
-    : seat_(seat), options_(options) {
-  store_ = detail::Store::join(detail::address_of(seat), seat.rank, init_timeout());
+    : options_(options), store_(seat, init_timeout()) {
   agree(uuid, refused);
-  store_->watch(
-      std::chrono::milliseconds(static_cast<std::int64_t>(options.heartbeat_timeout_seconds * 1e3)),
-      [this](int, detail::Departure how, const std::string& why) {
-        if (how == detail::Departure::left && is_leaving_) return;
-        const std::lock_guard lock(reason_mutex_);
-        if (!departed_.empty()) return;
-        departed_ = why;
-        is_lost_ = how == detail::Departure::lost;
-      });
+  store_.watch(options.heartbeat_timeout_seconds);
 }
-
-NcclWorld::~NcclWorld() { store_.reset(); }
 
 void NcclWorld::agree(const std::string& uuid, const std::string& refused) {
   kernels::NcclLibrary library{};
@@ -77,10 +45,11 @@ void NcclWorld::agree(const std::string& uuid, const std::string& refused) {
     }
   version_ = library.version;
   const std::string own[] = {error, nccl_version(version_), library.file, uuid,
-                             seat_.local_rank_from};
-  const std::vector<std::string> said = tell_all("hello", all_ranks(), pack(own), init_timeout());
+                             store_.seat().local_rank_from};
+  const std::vector<std::string> said =
+      store_.tell_all("hello", store_.all_ranks(), NcclStore::pack(own), init_timeout());
   std::vector<std::vector<std::string>> ranks;
-  for (const std::string& text : said) ranks.push_back(unpack(text));
+  for (const std::string& text : said) ranks.push_back(NcclStore::unpack(text));
   for (std::size_t r = 0; r < ranks.size(); ++r)
     if (!ranks[r][0].empty())
       throw JoinError(error == ranks[r][0] ? error : concat("rank ", r, ": ", ranks[r][0]));
@@ -104,46 +73,9 @@ void NcclWorld::agree(const std::string& uuid, const std::string& refused) {
   }
 }
 
-std::vector<int> NcclWorld::all_ranks() const {
-  std::vector<int> all(static_cast<std::size_t>(size()));
-  std::iota(all.begin(), all.end(), 0);
-  return all;
-}
-
 std::chrono::milliseconds NcclWorld::init_timeout() const {
   return std::chrono::ceil<std::chrono::milliseconds>(
       std::chrono::duration<double>(options_.init_timeout_seconds));
-}
-
-// The first of them collects and hands out, so that n ranks ask for 2 n values and not for n * n.
-std::vector<std::string> NcclWorld::tell_all(const std::string& what, std::span<const int> ranks,
-                                             const std::string& own,
-                                             std::chrono::milliseconds timeout) const {
-  const std::string all_key = concat(key(what), " of ", ranks[0]);
-  const auto key_of = [&](int rank) { return concat(all_key, " from ", rank); };
-  if (rank() != ranks[0]) {
-    store_->set(key_of(rank()), own);
-    return unpack(store_->get(all_key, timeout));
-  }
-  std::vector<std::string> all{own};
-  for (const int r : ranks.subspan(1)) all.push_back(store_->get(key_of(r), timeout));
-  store_->set(all_key, pack(all));
-  return all;
-}
-
-std::int64_t NcclWorld::add(const std::string& counter, std::int64_t n) const {
-  return store_->add(key(counter), n);
-}
-
-std::string NcclWorld::ask(const std::string& what) const try {
-  store_->add(key("asked"), 1);
-  return store_->get(key(what), kExplainWithin);
-} catch (const CommError&) {
-  return "";
-}
-
-void NcclWorld::answer(const std::string& what, const std::string& answer) const {
-  store_->set(key(what), answer);
 }
 
 // ---- Native communicators
@@ -168,14 +100,9 @@ std::unique_lock<std::mutex> NcclWorld::lock_unless_failed() const {
 
 void NcclWorld::join(Comm& made) {
   kernels::NcclId id{};
-  const std::string at = key("id");
-  if (rank() == 0) {
-    check(nccl_->make_id(&id));
-    store_->set(at, {id.bytes, sizeof id.bytes});
-  } else {
-    const std::string told = store_->get(at, init_timeout());
-    std::memcpy(id.bytes, told.data(), std::min(told.size(), sizeof id.bytes));
-  }
+  if (rank() == 0) check(nccl_->make_id(&id));
+  const std::string told = store_.from_first("id", {id.bytes, sizeof id.bytes}, init_timeout());
+  std::memcpy(id.bytes, told.data(), std::min(told.size(), sizeof id.bytes));
   {
     const auto lock = lock_unless_failed();
     check(nccl_->join(&id, size(), rank(), &made.native));
@@ -272,7 +199,7 @@ void NcclWorld::free_all() {
     for (bool is_busy = true;; std::this_thread::sleep_for(200us)) {
       check(nccl_->poll(native, &is_busy));
       if (!is_busy) break;
-      expect_nobody_lost();
+      store_.expect_nobody_lost();
       if (Clock::now() > until)
         throw CommError(concat("rank ", rank(), ": NCCL has not freed its communicators in ",
                                options_.init_timeout_seconds, " s"));
@@ -291,43 +218,17 @@ std::string NcclWorld::reason() const {
 // Of a rank that is lost or late each of the others says at once what it knows.
 std::exception_ptr NcclWorld::error() const {
   const std::lock_guard lock(reason_mutex_);
-  return is_late_ || is_lost_ ? std::make_exception_ptr(LostRank(reason_))
-                              : std::make_exception_ptr(CommError(reason_));
-}
-
-void NcclWorld::expect_nobody_lost() const {
-  const std::lock_guard lock(reason_mutex_);
-  if (!departed_.empty()) throw CommError(departed_);
+  return is_late_ || store_.is_lost() ? std::make_exception_ptr(LostRank(reason_))
+                                      : std::make_exception_ptr(CommError(reason_));
 }
 
 void NcclWorld::expect_fine() const {
   if (has_failed()) std::rethrow_exception(error());
 }
 
-// The first rank that fails says why for all; of a call that is late, also where they are.
-std::string NcclWorld::first_reason(std::string own, bool asks_positions, int attempt) try {
-  if (store_->add(key("failures", attempt), 1) != 1)
-    return store_->get(key("reason", attempt), kReasonWithin);
-  const auto until = Clock::now() + kExplainWithin;
-  for (int r = 0; r < size() && asks_positions; ++r) {
-    if (r == rank()) continue;
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
-    try {
-      own +=
-          concat("; ", store_->get(concat(key("position", attempt), ' ', r), std::max(left, 1ms)));
-    } catch (const CommError&) {
-      own += concat("; rank ", r, " says nothing");
-    }
-  }
-  store_->set(key("reason", attempt), own);
-  return own;
-} catch (const std::exception&) {  // rank 0, which serves it, may be who is gone
-  return own;
-}
-
 void NcclWorld::fail(const std::string& why) {
-  const int now = attempt_;
-  if (!has_failed()) abort(first_reason(why, false, now), now);
+  const int now = attempt();
+  if (!has_failed()) abort(store_.first_reason(why, false, now), now);
 }
 
 std::string NcclWorld::async_error() const {
@@ -345,37 +246,26 @@ std::string NcclWorld::async_error() const {
 void NcclWorld::look(int now, const std::string& late,
                      const std::function<std::string()>& position) {
   if (has_failed()) return;
-  std::string why;
-  {
-    const std::lock_guard lock(reason_mutex_);
-    why = departed_;
-    is_late_ = !late.empty();
-  }
+  is_late_ = !late.empty();
+  std::string why = store_.departed();
   if (why.empty()) why = async_error();
-  if (!why.empty()) return abort(first_reason(why, false, now), now);
-  if (!late.empty()) return abort(first_reason(late, true, now), now);
+  if (!why.empty()) return abort(store_.first_reason(why, false, now), now);
+  if (!late.empty()) return abort(store_.first_reason(late, true, now), now);
   if (Clock::now() - asked_ < kAskEvery) return;
   asked_ = Clock::now();
-  try {
-    if (store_->add(key("failures", now), 0) == 0) return;
-    store_->set(concat(key("position", now), ' ', rank()), position());
-    why = store_->get(key("reason", now), kReasonWithin);
-  } catch (const std::exception& error) {
-    why = error.what();
-  }
-  abort(why, now);
+  if (store_.failure(now, position, why)) abort(why, now);
 }
 
 // Who asked the store may come back when the world has recovered: a new attempt goes on.
 void NcclWorld::abort(const std::string& why, int attempt) {
   {
     const std::lock_guard lock(reason_mutex_);
-    if (has_failed() || attempt_ != attempt) return;
+    if (has_failed() || this->attempt() != attempt) return;
     reason_ = why;
     has_failed_.store(true, std::memory_order_release);
   }
   const std::lock_guard lock(mutex_);
-  if (attempt_ == attempt) abort_all();
+  if (this->attempt() == attempt) abort_all();
 }
 
 // All at once, in one group: one by one they may wait for peers that wait for another one. The
@@ -407,10 +297,10 @@ void NcclWorld::abandon() noexcept {
 }
 
 void NcclWorld::begin_attempt(std::span<double> largest) {
-  expect_nobody_lost();
+  store_.expect_nobody_lost();
   const std::string_view own(reinterpret_cast<const char*>(largest.data()), largest.size_bytes());
   const std::vector<std::string> all =
-      tell_all("rejoin", all_ranks(), std::string(own), init_timeout());
+      store_.tell_all("rejoin", store_.all_ranks(), std::string(own), init_timeout());
   for (const std::string& told : all)
     for (std::size_t i = 0; i < largest.size() && told.size() == own.size(); ++i) {
       double number;
@@ -418,7 +308,7 @@ void NcclWorld::begin_attempt(std::span<double> largest) {
       largest[i] = std::max(largest[i], number);
     }
   const std::scoped_lock lock(mutex_, reason_mutex_);
-  ++attempt_;
+  store_.begin_attempt();
   reason_.clear();
   is_late_ = false;
   has_failed_.store(false, std::memory_order_release);

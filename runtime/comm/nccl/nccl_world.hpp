@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "kernels/nccl/nccl_driver.hpp"
-#include "runtime/comm/store/store.hpp"
+#include "runtime/comm/nccl/nccl_store.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/comm/world.hpp"
 
@@ -34,28 +34,17 @@ class NcclWorld {
   // its own, this one on `uuid`. `refused` is why this rank has none.
   NcclWorld(const ProcessSeat& seat, const WorldOptions& options, const std::string& uuid,
             const std::string& refused);
-  ~NcclWorld();
   NcclWorld(const NcclWorld&) = delete;
   NcclWorld& operator=(const NcclWorld&) = delete;
 
-  int rank() const noexcept { return seat_.rank; }
-  int size() const noexcept { return seat_.size; }
+  int rank() const noexcept { return store_.seat().rank; }
+  int size() const noexcept { return store_.seat().size; }
   const WorldOptions& options() const noexcept { return options_; }
   const kernels::NcclDriver& nccl() const noexcept { return *nccl_; }
   int version() const noexcept { return version_; }  // of NCCL: 22809
 
-  // Each of `ranks`, in their order, hears what all say under `key`, which is used once.
-  // Throws: CommError, LostRank.
-  std::vector<std::string> tell_all(const std::string& key, std::span<const int> ranks,
-                                    const std::string& own,
-                                    std::chrono::milliseconds timeout) const;
+  NcclStore& store() noexcept { return store_; }
   std::chrono::milliseconds init_timeout() const;
-
-  // Of this attempt: a counter; what a peer answers once it looks ("asked" counts the questions),
-  // empty where it does not; and such an answer.
-  std::int64_t add(const std::string& counter, std::int64_t n) const;
-  std::string ask(const std::string& what) const;
-  void answer(const std::string& what, const std::string& answer) const;
 
   // --- native communicators, which `abort` takes away: null then.
   struct Comm {
@@ -99,19 +88,16 @@ class NcclWorld {
   // a call of this rank is `late`; then all is aborted on return. `position` says where this rank
   // is, for a peer's message.
   void look(int attempt, const std::string& late, const std::function<std::string()>& position);
-  // Peers that wait for this rank at a meeting that it never comes to hear why.
-  void last_words(const std::string& why) const { store_->last_words(why); }
   // All ranks meet, idle, behind a failure that none of them ended with, and can make communicators
   // anew. Each of `largest` becomes the largest of all ranks.  Throws: CommError where one has.
   void begin_attempt(std::span<double> largest);
-  int attempt() const noexcept { return attempt_; }  // the same on all ranks
+  int attempt() const noexcept { return store_.attempt(); }
   void
   abandon() noexcept;  // communicators that are left: of a world that was never whole, or failed
   // Called before communicators are aborted, which waits for graphs that hold calls on them.
   void set_drop_graphs(std::function<void(const std::string& why)> f) {
     drop_graphs_ = std::move(f);
   }
-  void leaves() noexcept { is_leaving_ = true; }  // peers may leave from here on, too
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -128,32 +114,24 @@ class NcclWorld {
     const int exceptions_ = std::uncaught_exceptions();
   };
 
-  std::vector<int> all_ranks() const;
-  static std::string key(std::string_view what, int attempt) { return concat(what, ' ', attempt); }
-  std::string key(std::string_view what) const { return key(what, attempt_); }
   void agree(const std::string& uuid, const std::string& refused);
   std::unique_lock<std::mutex> lock_unless_failed() const;
   void finish(Comm& comm, const char* what, bool is_first);
-  void expect_nobody_lost() const;
-  std::string first_reason(std::string own, bool asks_positions, int attempt);
   void abort(const std::string& reason, int attempt);  // nothing where that one is over
   void abort_all() noexcept;                           // with the lock
 
-  const ProcessSeat seat_;
   const WorldOptions options_;
   const kernels::NcclDriver* nccl_ = nullptr;
   int version_ = 0;
-  std::atomic<int> attempt_{1};
   mutable std::mutex mutex_;  // of NCCL's calls
   std::vector<Comm*> comms_;  // in the order of making; null: under way, or failed
   std::function<void(const std::string&)> drop_graphs_;
-  std::atomic<bool> has_failed_{false}, is_leaving_{false};
+  std::atomic<bool> has_failed_{false};
   mutable std::mutex reason_mutex_;
-  std::string reason_, departed_;  // departed_: who is gone, as the store tells
-  bool is_lost_ = false;           // has it died or stopped, and not failed with a word
-  bool is_late_ = false;           // does somebody not come to a call of this rank
+  std::string reason_;
+  std::atomic<bool> is_late_{false};  // does somebody not come to a call of this rank
   Clock::time_point asked_{};
-  std::unique_ptr<detail::Store> store_;  // last: its thread uses the rest
+  NcclStore store_;
 };
 
 }  // namespace tessera::comm
