@@ -99,6 +99,26 @@ void CustomOp::launch(std::span<const Operand> operands, const Tensor& table,
   device.compute().launch({.name = name_, .cost = cost, .accesses = accesses}, body);
 }
 
+namespace {
+
+// `backward`, held to the shapes of these inputs.
+autograd::Backward checked(std::span<const Tensor> inputs, autograd::Backward backward) {
+  std::vector<Shape> shapes;
+  for (const Tensor& x : inputs) shapes.push_back(x.defined() ? x.shape() : Shape());
+  return [shapes = std::move(shapes), backward = std::move(backward)](const Tensor& gradient,
+                                                                      autograd::Gradients& to) {
+    to.expect_shapes(shapes);
+    backward(gradient, to);
+  };
+}
+
+}  // namespace
+
+Tensor CustomOp::record(std::initializer_list<Tensor> inputs, Tensor out,
+                        autograd::Backward backward) const {
+  return autograd::record(name_, inputs, std::move(out), checked(inputs, std::move(backward)));
+}
+
 // A node for each result, which hands its gradient on to one that they have in common, and that
 // runs behind them.
 void CustomOp::record_all(std::span<const Tensor> inputs, std::span<Tensor> out,
@@ -122,8 +142,8 @@ void CustomOp::record_all(std::span<const Tensor> inputs, std::span<Tensor> out,
         gradients[i] = Tensor::zeros(shape, dtype, token.device());
     backward(gradients, to);
   };
-  const Tensor token =
-      autograd::record(name_, inputs, Tensor::empty({0}, f32, out.front().device()), run);
+  const Tensor token = autograd::record(
+      name_, inputs, Tensor::empty({0}, f32, out.front().device()), checked(inputs, run));
   if (!token.history()) return;
   for (std::size_t i = 0; i < out.size(); ++i) {
     if (!is_floating(out[i].dtype())) continue;

@@ -72,7 +72,16 @@ void Gradients::set(int i, Tensor gradient) {
   TESSERA_EXPECT(i >= 0 && i < std::ssize(inputs_), "backward: a gradient for input ", i,
                  " of an operation that has ", inputs_.size(), "; inputs count from 0");
   const Edge& edge = inputs_[static_cast<std::size_t>(i)];
-  if (edge) accumulate(edge, std::move(gradient));
+  if (!edge) return;
+  if (!shapes_.empty()) expect_shape(i, gradient, shapes_[static_cast<std::size_t>(i)]);
+  if (edge.leaf) expect_shape(i, gradient, edge.leaf->gradient_shape());
+  accumulate(edge, std::move(gradient));
+}
+
+void Gradients::expect_shape(int i, const Tensor& gradient, const Shape& of) const {
+  TESSERA_EXPECT(gradient.shape() == of, operation_, ": backward gives a gradient of ",
+                 gradient.shape(), " for input ", i, ", which is ", of,
+                 "; give one of the input's shape, e.g. by raw::sum_to or raw::expand");
 }
 
 Tensor Gradients::extract(int i) {
@@ -406,7 +415,7 @@ class Engine {
     for (const auto& leaf : node.uses) --leaf->pending;  // the operations of its own pass take over
     if (node.gradient.defined()) {
       const GradModeGuard no_grad(false);
-      Gradients gradients(node.inputs, retain_graph);
+      Gradients gradients(node.name, node.inputs, retain_graph);
       const Tensor gradient = std::exchange(node.gradient, {});
       const auto around = std::exchange(s.calls, node.calls);
       const std::uint64_t running = std::exchange(s.running, node.sequence);

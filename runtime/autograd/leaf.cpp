@@ -16,6 +16,7 @@ class TensorLeaf final : public autograd::Leaf {
     if (first) gradient_ = Tensor::empty(shape_, dtype_, device_);
     return {gradient_, 1, !first};
   }
+  const Shape& gradient_shape() const override { return shape_; }
   Tensor gradient() const override { return gradient_; }
   void clear() override { gradient_ = {}; }
 

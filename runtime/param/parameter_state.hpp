@@ -71,6 +71,7 @@ struct ParameterState final : autograd::Leaf {
   }
 
   autograd::GradientSink sink() override;
+  const Shape& gradient_shape() const override { return shape; }
   Tensor gradient() const override;
   // From here on it has none, reduced or kept to be reduced, whether it is trainable now or not.
   void drop_gradient() const;

@@ -209,3 +209,51 @@ TEST_CASE("a misuse of an operation of one's own names it and the line that call
   CHECK_THAT(message_of([&] { CustomOp("mine").expect(false, "n is ", 3); }).first,
              Contains("mine: n is 3 (custom_op_test.cpp:"));
 }
+
+TEST_CASE("a gradient that would only broadcast to its input names the operation and both shapes") {
+  const Device device = any_device();
+  // Of `results` results; backward gives input 1 a gradient of `given`.
+  const auto give = [&](const Shape& given, int results, bool is_leaf) {
+    const CustomOp op("scaled");
+    const Tensor x = Tensor::ones({2, 3}, f32, device).require_grad(),
+                 y = Tensor::ones({2, 3}, f32, device).require_grad(), by = is_leaf ? y : y * 2.0;
+    const auto set = [given, device](Gradients& to) {
+      to.set(1, Tensor::ones(given, f32, device));
+    };
+    Tensor out = Tensor::ones({2, 3}, f32, device);
+    if (results == 1)
+      out = op.record({x, by}, out, [set](const Tensor&, Gradients& to) { set(to); });
+    else
+      out = op.record({x, by}, std::array{out, Tensor::ones({}, f32, device)},
+                      [set](std::span<const Tensor>, Gradients& to) { set(to); })[0];
+    sum(out).backward();
+    return y;
+  };
+  for (const int results : {1, 2})
+    for (const bool is_leaf : {true, false}) {
+      CHECK(give({2, 3}, results, is_leaf).grad().shape() == Shape{2, 3});
+      for (const auto& [shape, text] :
+           {std::pair(Shape{3}, "[3]"), std::pair(Shape{2, 1}, "[2, 1]"), std::pair(Shape{}, "[]"),
+            std::pair(Shape{1, 2, 3}, "[1, 2, 3]")})
+        CHECK_THROWS_WITH(give(shape, results, is_leaf),
+                          Contains(concat("scaled: backward gives a gradient of ", text,
+                                          " for input 1, which is [2, 3]; give one of the input's "
+                                          "shape")));
+    }
+}
+
+TEST_CASE("a gradient of another shape than its leaf's leaves the leaf as it was") {
+  const Device device = any_device();
+  const Tensor x = Tensor::ones({2, 3}, f32, device).require_grad();
+  const auto backward = [&](const Shape& given) {
+    sum(autograd::record(
+            "raw", {x}, Tensor::ones({2, 3}, f32, device),
+            [&](const Tensor&, Gradients& to) { to.set(0, Tensor::ones(given, f32, device)); }))
+        .backward();
+  };
+  CHECK_THROWS_WITH(backward({3}), Contains("raw: backward gives a gradient of [3] for input 0"));
+  CHECK_FALSE(x.grad().defined());
+  backward({2, 3});
+  CHECK_THROWS_AS(backward({2, 1}), ContractError);
+  CHECK(x.grad().to_vector<float>() == std::vector<float>(6, 1));
+}

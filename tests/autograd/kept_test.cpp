@@ -202,6 +202,7 @@ TEST_CASE("a leaf hears when nothing more comes, in every pass") {
   struct Heard final : autograd::Leaf {
     explicit Heard(const Device& device) : sum(Tensor::zeros({2}, f32, device)) {}
     autograd::GradientSink sink() override { return {sum, 1, contributions++ > 0}; }
+    const Shape& gradient_shape() const override { return sum.shape(); }
     Tensor gradient() const override { return sum; }
     void clear() override {}
     void on_last_contribution() override { heard.push_back(contributions); }

@@ -109,11 +109,10 @@ class CustomOp {
     return made;
   }
 
-  // Gives `out` its history, as autograd::record does.
+  // Gives `out` its history, as autograd::record does. In backward a gradient has to have its
+  // input's shape, also where another one would broadcast to it.
   Tensor record(std::initializer_list<Tensor> inputs, Tensor out,
-                autograd::Backward backward) const {
-    return autograd::record(name_, inputs, std::move(out), std::move(backward));
-  }
+                autograd::Backward backward) const;
   // Gives several results their history. `backward` gets the gradient of each: zeros for a result
   // that nobody has used. A result that is not floating has no history, and an undefined gradient.
   using BackwardOfAll =

@@ -46,6 +46,8 @@ class Leaf {
   virtual std::uint64_t version() const { return 0; }
   // Throws: ContractError if version() is not `forward`.
   virtual void expect_version(std::uint64_t forward) const { (void)forward; }
+  // The shape that contributions have.
+  virtual const Shape& gradient_shape() const = 0;
 
   int pending = 0;         // operations that are still to run
   std::uint64_t pass = 0;  // in this pass, with those nested in it
@@ -76,14 +78,18 @@ struct CallGraph;  // what the nodes of one forward hold
 // Takes the results of a backward function. `i` numbers the inputs given to `record`.
 class Gradients {
  public:
-  explicit Gradients(const std::vector<Edge>& inputs, bool retain_graph = false)
-      : inputs_(inputs), graph_is_retained_(retain_graph) {}
+  // `operation` is what errors name.
+  Gradients(const char* operation, const std::vector<Edge>& inputs, bool retain_graph)
+      : inputs_(inputs), graph_is_retained_(retain_graph), operation_(operation) {}
 
   // Whether input i needs a gradient. To compute one that nobody wants is allowed, and wasted.
   bool wants(int i) const { return static_cast<bool>(inputs_[static_cast<std::size_t>(i)]); }
   // Adds a gradient for input i, of that input's shape and dtype: gradcheck finds one of another.
-  // Throws: ContractError if there is no input i.
+  // Throws: ContractError if there is no input i; for another shape than the input's, where that is
+  // a leaf, or of an operation that CustomOp has recorded.
   void set(int i, Tensor gradient);
+  // From here on `set` compares with these shapes, one for each input, which the caller keeps.
+  void expect_shapes(std::span<const Shape> shapes) noexcept { shapes_ = shapes; }
   // Removes and returns the gradient accumulated for input i so far; undefined if there is none. It
   // is for kernels that add it while they compute, and then `set` the sum.
   Tensor extract(int i);
@@ -93,8 +99,12 @@ class Gradients {
   bool graph_is_retained() const { return graph_is_retained_; }
 
  private:
+  void expect_shape(int i, const Tensor& gradient, const Shape& of) const;
+
   const std::vector<Edge>& inputs_;
   const bool graph_is_retained_;
+  const char* const operation_;
+  std::span<const Shape> shapes_{};
 };
 
 using Backward = std::function<void(const Tensor& gradient, Gradients& out)>;
