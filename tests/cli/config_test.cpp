@@ -76,6 +76,8 @@ TEST_CASE("the defaults are the documented ones") {
   CHECK(!c.optimizer.momentum);  // SGD has none, Muon its own
   CHECK(c.optimizer.muon().momentum == 0.95);
   CHECK(c.optimizer.muon().ns_steps == 5);
+  CHECK(!c.optimizer.nesterov);  // Muon has it, SGD only when it is asked for
+  CHECK(c.optimizer.dampening == 0);
   CHECK(c.lr_scheduler.warmup_steps == 0);
   CHECK(c.lr_scheduler.decay_type == optim::DecayType::constant);
   CHECK(c.data.order == data::SampleOrder::shuffled);

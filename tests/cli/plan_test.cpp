@@ -138,7 +138,7 @@ TEST_CASE("a run uses what --dry-run said in a process of its own, in every phas
         "--training.local_batch_size=1",
         "--training.mixed_precision_param=bfloat16",
         "--model.tie_embeddings=true",
-        "--optimizer.name=SGD --optimizer.momentum=0.9",
+        "--optimizer.name=SGD --optimizer.momentum=0.9 --optimizer.nesterov=true",
         "--optimizer.name=Muon",
         "--optimizer.name=Muon --model.projections=fused",
         ("--model.projections=fused --training.mixed_precision_param=bfloat16 "

@@ -28,6 +28,7 @@ TEST_CASE("a run that goes on has the bits of the one that was not interrupted")
         std::string(
             "--ranks 4 --optimizer.name=Muon --parallelism.data_parallel_replicate_degree=2 "),
         std::string("--ranks 2 --optimizer.name=SGD --optimizer.momentum=0.9 "
+                    "--optimizer.dampening=0.5 "
                     "--training.local_batch_size=1 --lr_scheduler.warmup_steps=5 "),
         std::string("--ranks 1 --model.name=gpt2 --model.dropout=0.2 "
                     "--training.mixed_precision_param=bfloat16 ")}) {

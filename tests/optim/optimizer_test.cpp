@@ -14,11 +14,12 @@ using Catch::Matchers::Contains;
 
 namespace {
 
-// A step of SGD on a reference.
-void step_sgd(Reference& r, const Values& g, const optim::SGDOptions& o) {
+// Step t of SGD on a reference.
+void step_sgd(Reference& r, const Values& g, const optim::SGDOptions& o, int t) {
   for (std::size_t i = 0; i < r.p.size(); ++i) {
-    r.m[i] = o.momentum * r.m[i] + g[i] + o.weight_decay * r.p[i];
-    r.p[i] -= o.lr * r.m[i];
+    const double step = g[i] + o.weight_decay * r.p[i];
+    r.m[i] = o.momentum * r.m[i] + (t == 1 ? 1 : 1 - o.dampening) * step;
+    r.p[i] -= o.lr * (o.nesterov ? step + o.momentum * r.m[i] : r.m[i]);
     r.largest = std::max(r.largest, std::abs(r.p[i]));
   }
 }
@@ -65,8 +66,12 @@ TEST_CASE("AdamW follows its formula", "[optim]") {
 TEST_CASE("SGD follows its formula, with and without momentum", "[optim]") {
   Fixture f;
   INFO("seed " << f.draw.seed);
-  const double momentum = GENERATE(0.0, 0.9);
-  const optim::SGDOptions options{.lr = 0.01, .momentum = momentum, .weight_decay = 0.1};
+  const auto options = GENERATE(
+      optim::SGDOptions{.lr = 0.01, .weight_decay = 0.1},
+      optim::SGDOptions{.lr = 0.01, .momentum = 0.9, .weight_decay = 0.1},
+      optim::SGDOptions{.lr = 0.01, .momentum = 0.9, .dampening = 0.3, .weight_decay = 0.1},
+      optim::SGDOptions{.lr = 0.01, .momentum = 0.9, .weight_decay = 0.1, .nesterov = true});
+  INFO("momentum " << options.momentum << ", dampening " << options.dampening);
   f.bag.materialize(f.device);
   f.start();
   optim::SGD optimizer(f.bag.parameters(), options);
@@ -76,16 +81,18 @@ TEST_CASE("SGD follows its formula, with and without momentum", "[optim]") {
     give_gradients(f.bag, gradients);
     optimizer.step();
     optimizer.zero_grad();
-    for (const auto& [i, g] : gradients) step_sgd(f.references[i], g, options);
+    for (const auto& [i, g] : gradients) step_sgd(f.references[i], g, options, t);
   }
-  CHECK(optimizer.states()[0].moments.size() == (momentum > 0 ? 1u : 0u));
+  CHECK(optimizer.states()[0].moments.size() == (options.momentum > 0 ? 1u : 0u));
   // p stays below 4, so g + weight_decay p is at most 2.4 and the buffer b at most 2.4 * (1 -
-  // 0.9^12) / 0.1 = 18. In kEps, b goes off by 60 more each step: 3 * 18, as it is rounded twice
-  // and its momentum is off by 0.6, and 6 from p, whose own 12 * 5 come in with weight_decay.
-  // p - lr b rounds lr, product and difference: |p| and lr (60 * 12 + 2 * 18), which is 756 lr.
+  // 0.9^12) / 0.1 = 18. In kEps, b goes off by 65 more each step: 3 * 18, as it is rounded twice
+  // and its momentum is off by 0.6; 2 * 2.4, as dampening is off and its product rounded; and 6
+  // from p, whose own 12 * 5 come in with weight_decay. p - lr b rounds lr, product and difference:
+  // |p| and lr (65 * 12 + 2 * 18), which is 816 lr. Nesterov's g + momentum b is as far off as b,
+  // and is rounded once more: 18 lr.
   for (std::size_t i = 0; i < kShapes.size(); ++i)
     CHECK(f.references[i].distance(get(f.bag.items[i])) <=
-          steps * kEps * (f.references[i].largest + options.lr * 756));
+          steps * kEps * (f.references[i].largest + options.lr * 834));
 }
 
 // What other optimizers do with it: clip_in_optimizer_test.
@@ -242,6 +249,13 @@ TEST_CASE("optimizers refuse what makes no sense", "[optim]") {
   CHECK_THROWS_AS(optim::AdamW(parameters, {.lr = NAN}), ContractError);
   CHECK_THROWS_AS(optim::AdamW(parameters, {.eps = INFINITY}), ContractError);
   CHECK_THROWS_AS(optim::SGD(parameters, {.momentum = 1}), ContractError);
+  CHECK_THROWS_WITH(optim::SGD(parameters, {.momentum = 0.9, .dampening = 2}),
+                    Contains("dampening is 2, expected 0 to 1"));
+  CHECK_THROWS_WITH(optim::SGD(parameters, {.dampening = 0.5}), Contains("set momentum"));
+  for (const double momentum : {0.0, 0.9})
+    CHECK_THROWS_WITH(
+        optim::SGD(parameters, {.momentum = momentum, .dampening = momentum, .nesterov = true}),
+        Contains("it needs momentum above 0 and no dampening"));
   CHECK_THROWS_WITH(optim::SGD({Parameter()}), Contains("an undefined parameter"));
   CHECK_THROWS_WITH(optim::clip_grad_norm({Parameter()}, 1), Contains("an undefined parameter"));
   optim::AdamW optimizer(parameters);

@@ -10,10 +10,12 @@
 #include "tessera/autograd/ops.hpp"
 #include "tessera/nn/module.hpp"
 #include "tessera/optim/muon.hpp"
+#include "tests/parity/largest_difference.hpp"
 #include "tests/support/catch.hpp"
 
 using namespace tessera;
 using nlohmann::json;
+using tessera::testing::largest_difference;
 
 namespace {
 
@@ -30,13 +32,6 @@ Tensor matrix_of(const Shape& shape, const Device& device, const F& f) {
   for (std::int64_t i = 0; i < shape.numel(); ++i)
     values.push_back(static_cast<float>(f(static_cast<double>(i))));
   return Tensor::from(values, shape, device);
-}
-
-double largest_difference(const std::vector<double>& a, const std::vector<double>& b) {
-  REQUIRE(a.size() == b.size());
-  double most = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) most = std::max(most, std::abs(a[i] - b[i]));
-  return most;
 }
 
 }  // namespace

@@ -108,25 +108,37 @@ struct Config {
   } memory;
 
   static constexpr optim::AdamWOptions kAdamW{};
+  static constexpr optim::SGDOptions kSGD{};
   struct Optimizer {
     OptimizerName name = OptimizerName::adamw;
     double lr = 8e-4;  // torchtitan's
     double beta1 = kAdamW.beta1, beta2 = kAdamW.beta2, eps = kAdamW.eps,
            weight_decay = kAdamW.weight_decay;
     std::optional<double> momentum;
+    std::optional<bool> nesterov;
+    double dampening = kSGD.dampening;
     std::string no_decay;  // kinds of parameters, with commas between them
     // Of Muon.
     static constexpr optim::MuonOptions kMuon{};
-    bool nesterov = kMuon.nesterov;
     std::int64_t ns_steps = kMuon.ns_steps;
     DType ns_dtype = kMuon.ns_dtype;
     optim::MuonRate adjust_lr_fn = kMuon.adjust_lr;
     double adamw_lr_factor = kMuon.others.lr_factor;
 
+    bool has_nesterov() const {
+      return nesterov.value_or(name == OptimizerName::sgd ? kSGD.nesterov : kMuon.nesterov);
+    }
+    optim::SGDOptions sgd() const {
+      return {.lr = lr,
+              .momentum = momentum.value_or(kSGD.momentum),
+              .dampening = dampening,
+              .weight_decay = weight_decay,
+              .nesterov = has_nesterov()};
+    }
     optim::MuonOptions muon() const {
       return {.lr = lr,
               .momentum = momentum.value_or(kMuon.momentum),
-              .nesterov = nesterov,
+              .nesterov = has_nesterov(),
               .weight_decay = weight_decay,
               .ns_steps = static_cast<int>(ns_steps),
               .ns_dtype = ns_dtype,

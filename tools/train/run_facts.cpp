@@ -45,6 +45,7 @@ checkpoint::Scalars run_facts(const Config& given, const Inputs& inputs) {
   config.model.n_kv_heads = config.model.kv_heads();
   config.model.ffn_dim = config.model.ffn();
   config.model.tie_embeddings = config.model.tied();
+  config.optimizer.nesterov = config.optimizer.has_nesterov();
   checkpoint::Scalars facts{{std::string(kData), data_fingerprint(inputs)}};
   for (const Key& key : schema())
     if (is_told(key))

@@ -138,10 +138,7 @@ Trainer::Trainer(const Config& given, const World& world)
                                          .eps = o.eps,
                                          .weight_decay = o.weight_decay});
   else if (o.name == OptimizerName::sgd)
-    optimizer_ = std::make_unique<optim::SGD>(
-        parameters_,
-        optim::SGDOptions{
-            .lr = o.lr, .momentum = o.momentum.value_or(0), .weight_decay = o.weight_decay});
+    optimizer_ = std::make_unique<optim::SGD>(parameters_, o.sgd());
   else {
     const auto [matrices, others] = optim::split_for_muon(parameters_);
     optimizer_ = std::make_unique<optim::Muon>(matrices, others, o.muon());

@@ -6,7 +6,8 @@ namespace {
 
 constexpr std::string_view kLlama = "model.name=llama", kGpt2 = "model.name=gpt2",
                            kHasAdamw = "optimizer.name!=SGD",
-                           kHasMomentum = "optimizer.name!=AdamW", kMuon = "optimizer.name=Muon",
+                           kHasMomentum = "optimizer.name!=AdamW", kSgd = "optimizer.name=SGD",
+                           kMuon = "optimizer.name=Muon",
                            kDecays = "lr_scheduler.decay_type!=constant";
 
 }  // namespace
@@ -119,7 +120,11 @@ std::vector<Key> training_keys() {
           "optimizer.momentum", "momentum",
           {.range = fraction(), .only_if = kHasMomentum, .unset = "SGD: 0; Muon: 0.95"}),
       key<&C::optimizer, &C::Optimizer::nesterov>(
-          "optimizer.nesterov", "add the gradient once more to the momentum", {.only_if = kMuon}),
+          "optimizer.nesterov", "add the gradient once more to the momentum",
+          {.only_if = kHasMomentum, .unset = "SGD: false; Muon: true"}),
+      key<&C::optimizer, &C::Optimizer::dampening>(
+          "optimizer.dampening", "a gradient goes into the momentum less this part of it",
+          {.range = between(0, 1), .only_if = kSgd}),
       key<&C::optimizer, &C::Optimizer::ns_steps>(
           "optimizer.ns_steps", "steps of the iteration that makes a matrix orthogonal",
           {.range = between(1, 99), .only_if = kMuon}),

@@ -32,6 +32,20 @@ void check_no_decay(const Config& config) {
   }
 }
 
+void check_sgd(const Config& config) {
+  const optim::SGDOptions sgd = config.optimizer.sgd();
+  if (config.optimizer.name != OptimizerName::sgd) return;
+  if (sgd.dampening != 0 && sgd.momentum == 0)
+    fail("optimizer.dampening=", sgd.dampening,
+         ": has no meaning without momentum; set optimizer.momentum, or leave it out");
+  if (!sgd.nesterov) return;
+  if (sgd.momentum == 0)
+    fail("optimizer.nesterov=true: SGD has no momentum; set optimizer.momentum, e.g. to 0.9");
+  if (sgd.dampening != 0)
+    fail("optimizer.nesterov=true: allows no optimizer.dampening=", sgd.dampening,
+         "; leave one of them out");
+}
+
 // Nothing is accepted and ignored: a key that means nothing here was meant for another run.
 void check_given(const Config& config) {
   for (const std::string& name : config.given) {
@@ -296,6 +310,7 @@ void validate(const Config& config, int world_size) {
   check_model(config);
   check_schedule(config);
   check_no_decay(config);
+  check_sgd(config);
   check_run(config, world_size);
   if (world_size == 0) return;
   const BatchSplit split = split_batch(config, world_size);

@@ -65,19 +65,28 @@ struct Update<UpdateOp::adamw, V> {
   }
 };
 
-// SGD with momentum as PyTorch defines it, without dampening.
-//   b = momentum b + g + weight_decay p;   p -= lr b
+// SGD with momentum as PyTorch defines it.
+//   g' = g + weight_decay p;   b = momentum b + (1 - dampening) g'
+//   p -= lr b, or with Nesterov's momentum lr (g' + momentum b)
 template <class V>
 struct Update<UpdateOp::sgd, V> {
-  V rate, momentum, decay;
+  V rate, momentum, rest, decay;
+  bool nesterov;
 
   template <class Rates>
   TESSERA_DEVICE Update(const UpdateScalars& s, const Rates& of)
-      : rate(s.lr * of.lr_factor), momentum(s.momentum), decay(of.weight_decay) {}
+      : rate(s.lr * of.lr_factor),
+        momentum(s.momentum),
+        rest(1 - s.dampening),
+        decay(of.weight_decay),
+        nesterov(s.nesterov != 0) {}
   TESSERA_DEVICE V operator()(V p, V g, V* moments) const {
-    V b = fma(decay, p, g);
-    if (moments != nullptr) b = moments[0] = fma(momentum, moments[0], b);
-    return p - rounded_product(rate, b);
+    V step = fma(decay, p, g);
+    if (moments != nullptr) {
+      const V b = moments[0] = fma(momentum, moments[0], rest * step);
+      step = nesterov ? fma(momentum, b, step) : b;
+    }
+    return p - rounded_product(rate, step);
   }
 };
 

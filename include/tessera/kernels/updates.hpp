@@ -66,9 +66,10 @@ constexpr const char* name(UpdateOp op) {
 // The scalars of a step, for the library's updates; each reads those that its formula names.
 // bias_correction_i = 1 - beta_i^step.
 struct UpdateScalars {
-  float lr, beta1, beta2, eps, bias_correction1, bias_correction2, grad_scale, momentum;
+  float lr, beta1, beta2, eps, bias_correction1, bias_correction2, grad_scale, momentum, dampening,
+      nesterov;  // 1 or 0
 };
-static_assert(sizeof(UpdateScalars) == 32 && std::is_trivially_copyable_v<UpdateScalars>);
+static_assert(sizeof(UpdateScalars) == 40 && std::is_trivially_copyable_v<UpdateScalars>);
 
 inline constexpr int kMostMoments = 3;       // arrays of state that an update may have
 inline constexpr int kMostScalarBytes = 88;  // of per-step scalars

@@ -27,10 +27,11 @@ struct Layout {
   std::int64_t size = 0;
   std::vector<FlatSegment> table;
 
-  Layout(Case& c, std::int32_t segment_count, std::int64_t longest) : count(segment_count) {
+  Layout(Case& c, std::int32_t segment_count, std::int64_t longest, bool nesterov)
+      : count(segment_count) {
     segments = &c.input(i64, 6 * count);
     counts = &c.input(f32, 8);
-    scalars = &c.input(i64, 4);
+    scalars = &c.input(i64, 5);
     for (std::int64_t i = 0; i < 8; ++i) counts->set(i, static_cast<double>(i % 2));
     size = c.integer(0, 5);
     for (std::int32_t s = 0; s < count; ++s) {
@@ -47,7 +48,9 @@ struct Layout {
       put(*segments, s, table.back());
       size += length + (s % 4 == 0 ? c.integer(0, 3) : 0);
     }
-    put(*scalars, 0, UpdateScalars{1e-2f, 0.9f, 0.99f, 1e-6f, 0.271f, 0.0297f, 0.5f, 0.9f});
+    put(*scalars, 0,
+        UpdateScalars{1e-2f, 0.9f, 0.99f, 1e-6f, 0.271f, 0.0297f, 0.5f, 0.9f,
+                      nesterov ? 0.0f : 0.25f, nesterov ? 1.0f : 0.0f});
   }
   std::int64_t gradient_size() const { return size + table.back().gradient_shift; }
   std::int64_t moment_size() const { return size + table.back().moment_shift; }
@@ -121,7 +124,8 @@ TESSERA_CASE("optimizer", "every update over segments, skipping what has no grad
           for (const bool clipped : {false, true}) {
             if (!keeps && Tag::fewest > 0) continue;
             // A block has 256 threads, each of which looks at a segment first.
-            const Layout layout(c, clipped && shift == 0 ? 300 : 20, clipped ? 1500 : 40000);
+            const Layout layout(c, clipped && shift == 0 ? 300 : 20, clipped ? 1500 : 40000,
+                                shift == 4);
             check<Tag>(c, layout, keeps, clipped || shift == 0, clipped, shift);
             c.next();
           }
