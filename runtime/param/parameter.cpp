@@ -4,6 +4,7 @@
 
 #include "runtime/param/parameter_state.hpp"
 #include "runtime/tensor/lent_tensor.hpp"
+#include "tessera/autograd/rows_in_8_bits.hpp"
 #include "tessera/detail/base/checked.hpp"
 #include "tessera/detail/device/captured_work.hpp"
 #include "tessera/param/gather_transform.hpp"
@@ -138,29 +139,45 @@ void Parameter::set_gather_transform(std::shared_ptr<const GatherTransform> tran
   state_->transform = std::move(transform);
 }
 
-void Parameter::initialize(std::span<const std::uint64_t> keys) const {
+void Parameter::draw(const Tensor& out, const RowRange& of,
+                     std::span<const std::uint64_t> keys) const {
   const std::vector<RowPart>& parts = row_parts();
   TESSERA_EXPECT(keys.size() == std::max<std::size_t>(parts.size(), 1), "initialize: ", keys.size(),
                  " keys for ", state_->called(), "; expected one, or one for each row part");
-  // `out`: rows `of` along the first dimension.
-  const auto fill = [&](const Tensor& out, const RowRange& of) {
-    const std::int64_t row = parts.empty() ? 0 : shape().with(0, 1).numel();
-    RowRange part;
-    for (std::size_t i = 0; i < parts.size(); ++i) {
-      part = {part.end, part.end + parts[i].rows};
-      const RowRange to = within(of, part), from = within(part, of);
-      state_->initializer.fill(raw::slice(out, 0, to.begin, to.end), shape().with(0, part.size()),
-                               keys[i], from.begin * row);
-    }
-    if (parts.empty())
-      state_->initializer.fill(out, shape(), keys[0], of.begin * spec().row_numel());
-  };
+  const std::int64_t row = shape().ndim() == 0 ? 1 : shape().with(0, 1).numel();
+  RowRange part;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    part = {part.end, part.end + parts[i].rows};
+    const RowRange to = within(of, part), from = within(part, of);
+    state_->initializer.fill(raw::slice(out, 0, to.begin, to.end), shape().with(0, part.size()),
+                             keys[i], from.begin * row);
+  }
+  if (parts.empty()) state_->initializer.fill(out, shape(), keys[0], of.begin * row);
+}
+
+void Parameter::initialize(std::span<const std::uint64_t> keys) const {
   edit([&](const Tensor& rows) {
-    if (spec().dim == 0) return fill(rows, spec().owned());
+    if (spec().dim == 0) return draw(rows, spec().owned(), keys);
     const Tensor whole = Tensor::empty(shape(), rows.dtype(), rows.device());
-    fill(whole, {0, shape()[0]});
+    draw(whole, {0, shape()[0]}, keys);
     raw::copy_into(rows, tessera::rows_of(whole, spec()));
   });
+}
+
+// A row that is cut has one scale all the same.
+void Parameter::initialize(std::span<const std::uint64_t> keys, const Parameter& scales) const {
+  const auto put = [&](const Parameter& to, Tensor RowsIn8Bits::* made) {
+    const ShardSpec& spec = to.spec();
+    to.edit([&](const Tensor& rows) {
+      const RowRange of = spec.dim == 0 ? spec.owned() : RowRange{0, shape()[0]};
+      const Tensor drawn = Tensor::empty(shape().with(0, of.size()), f32, rows.device());
+      draw(drawn, of, keys);
+      const Tensor encoded = encode_rows(drawn).*made;
+      raw::copy_into(rows, spec.dim == 0 ? encoded : tessera::rows_of(encoded, spec));
+    });
+  };
+  put(*this, &RowsIn8Bits::codes);
+  put(scales, &RowsIn8Bits::scales);
 }
 
 void Parameter::set_row_parts(std::vector<RowPart> parts) const {
@@ -240,6 +257,7 @@ void Parameter::name_streaming(const nn::Module& module, const std::string& name
     if (by.module == &module && by.name.size() < name.size()) by.name = name;
 }
 
+bool Parameter::is_shared() const { return state_of(*this)->modules > 1; }
 bool Parameter::is_streamed() const {
   return unit() ? state_->is_streamed : state_->may_be_streamed();
 }

@@ -114,6 +114,8 @@ class Parameter {
   // Whether its unit streams it; without a unit, whether a unit would now. A table without rows is
   // never streamed.
   bool is_streamed() const;
+  // Whether several modules have registered it, as those of tied weights do.
+  bool is_shared() const;
   // This rank's rows, [rows, ...], to be read: of the values, and of the f32 gradient, which is
   // undefined if there is none.
   //   Throws: ContractError from shard() for a parameter without memory, and from an operation that
@@ -140,6 +142,9 @@ class Parameter {
   // Fills this rank's rows with the initial values that `keys` stand for, the same on all ranks.
   // There is one key, or one for each row part.
   void initialize(std::span<const std::uint64_t> keys) const;
+  // The same for codes in e4m3: what is drawn in f32 becomes codes here, and a scale for each row
+  // in `scales` [n, 1, ...]; see encode_rows of autograd/rows_in_8_bits.hpp.
+  void initialize(std::span<const std::uint64_t> keys, const Parameter& scales) const;
 
   bool trainable() const;
   // A frozen parameter is gathered and never reduced. It has neither gradient nor moments, and the
@@ -174,6 +179,8 @@ class Parameter {
   void remove_streaming(const nn::Module& module) const;
   void name_streaming(const nn::Module& module, const std::string& name) const;
 
+  // Fills `out` with initial values of the rows `of`.
+  void draw(const Tensor& out, const RowRange& of, std::span<const std::uint64_t> keys) const;
   std::shared_ptr<ParameterSlices> made_slices() const;  // null: it is there as a whole
 
   std::shared_ptr<ParameterState> state_;
