@@ -27,8 +27,7 @@ NamedLinears linears_of(const char* function, Module& module, const Fp8Options& 
       return name.find(text) != std::string::npos;
     };
     std::erase_if(unmatched, is_in_name);
-    if (std::ranges::none_of(options.skip, is_in_name) && !linear->weight.is_streamed() &&
-        takes(*linear))
+    if (std::ranges::none_of(options.skip, is_in_name) && takes(*linear))
       layers.emplace_back(name, linear);
   }
   TESSERA_EXPECT(unmatched.empty(), function, ": no linear layer has '", unmatched.front(),
@@ -41,7 +40,8 @@ NamedLinears linears_of(const char* function, Module& module, const Fp8Options& 
 std::vector<std::string> set_fp8(Module& module, Fp8Recipe recipe, const Fp8Options& options) {
   std::vector<std::string> set;
   for (const auto& [name, linear] : linears_of("set_fp8", module, options, [](const Linear& l) {
-         return fits_fp8(l.weight.shape()[1], l.weight.shape()[0]) && !l.weight_scale.defined();
+         return fits_fp8(l.weight.shape()[1], l.weight.shape()[0]) && !l.weight.is_streamed() &&
+                !l.weight_scale.defined();
        })) {
     linear->product.set_fp8(recipe);
     set.push_back(name);
@@ -52,11 +52,35 @@ std::vector<std::string> set_fp8(Module& module, Fp8Recipe recipe, const Fp8Opti
 std::vector<std::string> store_in_8_bits(Module& module, const Fp8Options& options) {
   std::vector<std::string> stored;
   for (const auto& [name, linear] :
-       linears_of("store_in_8_bits", module, options, [](const Linear&) { return true; })) {
+       linears_of("store_in_8_bits", module, options,
+                  [](const Linear& l) { return !l.weight.is_shared(); })) {
     linear->store_in_8_bits();
     stored.push_back(name);
   }
   return stored;
+}
+
+Parameter store_rows_in_8_bits(Module& layer, const Parameter& weight) {
+  TESSERA_EXPECT(!weight.is_shared(), "store_in_8_bits: parameter '", weight.name(),
+                 "' belongs to several modules, as a tied head's does; make a model whose weights "
+                 "are not tied, or leave this layer as it is");
+  TESSERA_EXPECT(!weight.unit(), "store_in_8_bits: parameter '", weight.name(),
+                 "' is sharded; call it before fully_shard");
+  const bool was_trainable = weight.trainable();
+  weight.freeze();
+  try {
+    weight.set_dtype(e4m3);
+  } catch (...) {
+    weight.set_trainable(was_trainable);
+    throw;
+  }
+  Shape shape = weight.shape();
+  for (int d = 1; d < shape.ndim(); ++d) shape[d] = 1;
+  const Parameter scales(shape, Initializer::constant(1));
+  scales.freeze();
+  scales.set_row_parts(weight.row_parts());
+  layer.register_parameter("weight_scale", scales);
+  return scales;
 }
 
 }  // namespace tessera::nn

@@ -38,8 +38,9 @@ Tensor Product::operator()(const Tensor& x, Caller at) {
       [&](const Tensor& in) {
         if (!weight_.is_streamed()) return multiply(in);
         SlicedLinear y(in);
+        const Tensor scales = this->scales();
         weight_.for_each_slice(
-            [&](const Tensor& slice, const SliceRows& rows) { y.add(slice, rows); });
+            [&](const Tensor& slice, const SliceRows& rows) { y.add(slice, rows, scales); });
         return y.finish();
       },
       x);
@@ -105,8 +106,9 @@ Tensor Product::cross_entropy(const Tensor& x, const Tensor& targets, std::int64
     SlicedCrossEntropy loss(in, wanted,
                             order.gradient ? wanted.numel() * weight_.shape()[0] : most_logits,
                             order.count);
+    const Tensor scales = this->scales();
     weight_.for_each_slice(
-        [&](const Tensor& slice, const SliceRows& rows) { loss.add(slice, rows); });
+        [&](const Tensor& slice, const SliceRows& rows) { loss.add(slice, rows, scales); });
     return loss.finish();
   };
   return layer_.call(loss_of, x, targets);

