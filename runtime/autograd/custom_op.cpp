@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/autograd/joint_results.hpp"
 #include "runtime/tensor/launch.hpp"
 
 namespace tessera {
@@ -119,44 +120,26 @@ Tensor CustomOp::record(std::initializer_list<Tensor> inputs, Tensor out,
   return autograd::record(name_, inputs, std::move(out), checked(inputs, std::move(backward)));
 }
 
-// A node for each result, which hands its gradient on to one that they have in common, and that
-// runs behind them.
 void CustomOp::record_all(std::span<const Tensor> inputs, std::span<Tensor> out,
                           BackwardOfAll backward) const {
   struct Result {
     Shape shape;
     DType dtype;
   };
-  struct Joint {
-    std::vector<Result> results;
-    std::vector<Tensor> gradients{};  // that have arrived; empty for none
-  };
-  const auto joint = std::make_shared<Joint>();
-  for (const Tensor& each : out) joint->results.push_back({each.shape(), each.dtype()});
-  const auto run = [joint, backward = std::move(backward)](const Tensor& token,
-                                                           autograd::Gradients& to) {
-    std::vector<Tensor> gradients = std::exchange(joint->gradients, {});
+  std::vector<Result> results;
+  for (const Tensor& each : out) results.push_back({each.shape(), each.dtype()});
+  const auto joint = std::make_shared<autograd::JointResults>();
+  const auto run = [joint, results = std::move(results), backward = std::move(backward)](
+                       const Tensor& token, autograd::Gradients& to) {
+    std::vector<Tensor> gradients = joint->take();
     for (std::size_t i = 0; i < gradients.size(); ++i)
-      if (const auto& [shape, dtype] = joint->results[i];
-          !gradients[i].defined() && is_floating(dtype))
+      if (const auto& [shape, dtype] = results[i]; !gradients[i].defined() && is_floating(dtype))
         gradients[i] = Tensor::zeros(shape, dtype, token.device());
     backward(gradients, to);
   };
   const Tensor token = autograd::record(
       name_, inputs, Tensor::empty({0}, f32, out.front().device()), checked(inputs, run));
-  if (!token.history()) return;
-  for (std::size_t i = 0; i < out.size(); ++i) {
-    if (!is_floating(out[i].dtype())) continue;
-    out[i] = autograd::record(name_, {token}, out[i],
-                              [joint, i](const Tensor& gradient, autograd::Gradients& to) {
-                                if (joint->gradients.empty()) {
-                                  joint->gradients.resize(joint->results.size());
-                                  to.set(0, Tensor::empty({0}, f32, gradient.device()));
-                                }
-                                Tensor& held = joint->gradients[i];
-                                held = held.defined() ? raw::add(held, gradient) : gradient;
-                              });
-  }
+  if (token.history()) autograd::JointResults::record(joint, name_, token, out);
 }
 
 void CustomOp::fail(const std::string& what) const {

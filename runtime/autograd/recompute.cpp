@@ -1,9 +1,11 @@
 #include "tessera/autograd/recompute.hpp"
 
+#include <algorithm>
 #include <span>
 #include <utility>
 #include <vector>
 
+#include "runtime/autograd/joint_results.hpp"
 #include "runtime/autograd/kept_results.hpp"
 #include "runtime/autograd/recomputed_scope.hpp"
 #include "runtime/tensor/expect_operand.hpp"
@@ -17,8 +19,25 @@ using autograd::GradModeGuard;
 using autograd::RandomStateGuard;
 using autograd::Saved;
 
-Tensor recompute(std::function<Tensor(std::span<const Tensor>)> f, std::vector<Tensor> inputs,
-                 Keep keep) {
+namespace {
+
+// One pass back from these results, with the gradients that have come.
+void run_backward(std::span<const Tensor> results, std::vector<Tensor> gradients) {
+  if (results.size() == 1) return results[0].backward(gradients[0]);
+  const GradModeGuard history(true);
+  const Tensor all =
+      autograd::record("recompute", results, Tensor::empty({0}, f32, results[0].device()),
+                       [gradients = std::move(gradients)](const Tensor&, Gradients& out) {
+                         for (std::size_t i = 0; i < gradients.size(); ++i)
+                           if (gradients[i].defined()) out.set(static_cast<int>(i), gradients[i]);
+                       });
+  all.backward(Tensor::empty({0}, f32, results[0].device()));
+}
+
+}  // namespace
+
+std::vector<Tensor> recompute(std::function<std::vector<Tensor>(std::span<const Tensor>)> f,
+                              std::vector<Tensor> inputs, Keep keep) {
   TESSERA_EXPECT(keep.products >= 0, "recompute: keep.products is ", keep.products,
                  "; 0 keeps no product, 1 each, 2 every second");
   const bool is_recorded = autograd::grad_enabled(), keeps = keep.products > 0 || keep.attention;
@@ -35,7 +54,7 @@ Tensor recompute(std::function<Tensor(std::span<const Tensor>)> f, std::vector<T
   std::vector<std::shared_ptr<autograd::Leaf>> uses;
   std::vector<std::uint64_t> versions;  // of these
   std::vector<Tensor> all = inputs;     // and what f has captured
-  Tensor y;
+  std::vector<Tensor> ys;
   {
     autograd::FirstRunGuard no_history_yet;
     std::vector<Tensor> detached;
@@ -44,9 +63,10 @@ Tensor recompute(std::function<Tensor(std::span<const Tensor>)> f, std::vector<T
       detached.push_back(x.defined() ? x.detach() : x);
       kept.emplace_back(x);
     }
-    y = f(detached);
-    autograd::note_captured({&y, 1});
-    y = y.detach();  // a handle of its own, also where f hands on what it was given
+    ys = f(detached);
+    TESSERA_EXPECT(!ys.empty(), "recompute: the function gives no result; return one or more");
+    autograd::note_captured(ys);
+    for (Tensor& y : ys) y = y.detach();  // of its own, also where f hands on what it was given
     if (results) results->end_first_run();
     uses = no_history_yet.take_uses();
     for (const Tensor& x : no_history_yet.take_captured()) {
@@ -55,10 +75,13 @@ Tensor recompute(std::function<Tensor(std::span<const Tensor>)> f, std::vector<T
     }
     for (const auto& leaf : uses) versions.push_back(leaf->version());
   }
-  y = autograd::record_always(
-      "recompute", all, y,
+  const auto joint = ys.size() > 1 ? std::make_shared<autograd::JointResults>() : nullptr;
+  const Tensor token = autograd::record_always(
+      "recompute", all, joint ? Tensor::empty({0}, f32, ys[0].device()) : ys[0],
       [f = std::move(f), kept = std::move(kept), captured = std::move(captured), results, random,
-       uses, versions = std::move(versions)](const Tensor& g, Gradients& out) {
+       uses, versions = std::move(versions), joint,
+       count = ys.size()](const Tensor& g, Gradients& out) {
+        std::vector<Tensor> gradients = joint ? joint->take() : std::vector<Tensor>{g};
         for (std::size_t i = 0; i < uses.size(); ++i) uses[i]->expect_version(versions[i]);
         for (const Saved& x : captured) static_cast<void>(x.get());  // written since?
         std::vector<Tensor> again;
@@ -67,25 +90,41 @@ Tensor recompute(std::function<Tensor(std::span<const Tensor>)> f, std::vector<T
           again.push_back(x.defined() ? x.detach() : x);
           if (out.wants(static_cast<int>(i))) again.back().require_grad();
         }
-        Tensor y;
+        std::vector<Tensor> ys;
         {
           const GradModeGuard history(true);
           const RandomStateGuard same_draws(random);
           HoldGuard only_what_is_saved(g.device());
           const autograd::KeptScope second_run(results.get());
           if (results) results->begin_second_run(out.graph_is_retained());
-          y = f(again);
+          ys = f(again);
           if (results) results->expect_all_taken();
-          only_what_is_saved.end(y.handles() == 1 ? y.storage().get() : nullptr);
+          const bool is_one = ys.size() == 1 && ys[0].handles() == 1;
+          only_what_is_saved.end(is_one ? ys[0].storage().get() : nullptr);
         }
-        if (!y.requires_grad()) return;  // nothing in f is trainable
-        y.backward(g);
+        TESSERA_EXPECT(ys.size() == count, "recompute: the function gives ", ys.size(),
+                       " results in backward, and gave ", count,
+                       " in forward; give the same ones each time");
+        if (std::ranges::none_of(ys, &Tensor::requires_grad)) return;  // nothing in f is trainable
+        run_backward(ys, std::move(gradients));
         for (std::size_t i = 0; i < again.size(); ++i)
           if (const Tensor dx = again[i].defined() ? again[i].grad() : Tensor(); dx.defined())
             out.set(static_cast<int>(i), dx);
       });
-  y.history().node->uses = std::move(uses);
-  return y;
+  token.history().node->uses = std::move(uses);
+  if (joint)
+    autograd::JointResults::record(joint, "recompute", token, ys);
+  else
+    ys[0] = token;
+  return ys;
+}
+
+Tensor recompute(std::function<Tensor(std::span<const Tensor>)> f, std::vector<Tensor> inputs,
+                 Keep keep) {
+  const auto one = [f = std::move(f)](std::span<const Tensor> in) {
+    return std::vector<Tensor>{f(in)};
+  };
+  return recompute(one, std::move(inputs), keep)[0];
 }
 
 Tensor recompute(std::function<Tensor(const Tensor&)> f, const Tensor& x, Keep keep) {

@@ -300,3 +300,72 @@ TEST_CASE("what a recomputed function uses without gradients is no input of it")
   CHECK(x.grad().defined());
   CHECK_FALSE(v.grad().defined());
 }
+
+TEST_CASE("a recomputed function has several results, whose gradients are those of the function") {
+  const Device device = any_device();
+  const DType dtype = GENERATE(f32, bf16);
+  const std::uint64_t seed = testing::fresh_seed();
+  INFO(dtype << ", seed " << seed);
+  enum class How { plain, recomputed, nested };
+  // Which results the loss is made of, 1 and 2 as bits; of 4 results the third is its argument, and
+  // the last is not floating.
+  const auto run = [&](How how, int used, const Keep& keep) {
+    const autograd::RandomStateGuard random({.seed = seed, .draws = 3});
+    const Mixer first(seed, dtype, device), second(seed + 10, dtype, device);
+    Tensor x = Tensor::normal({6, 8}, 0, 1, seed + 20, dtype, device);
+    x.require_grad();
+    const Tensor shared = x * 3.0;  // captured
+    int runs = 0;
+    const auto f = [&](std::span<const Tensor> in) {
+      ++runs;
+      const Tensor h = first(in[0]),
+                   y = how == How::nested ? recompute(second, h, keep) : second(h);
+      return std::vector<Tensor>{y, sum(y * shared), in[0], Tensor::arange(4, i32, in[0].device())};
+    };
+    const Tensor in = x * 1.0;
+    const std::vector<Tensor> y =
+        how == How::plain ? f(std::span(&in, 1)) : recompute(f, std::vector{in}, keep);
+    REQUIRE(y.size() == 4);
+    CHECK_FALSE(y[3].requires_grad());
+    CHECK(y[3].to_vector<std::int32_t>() == std::vector<std::int32_t>{0, 1, 2, 3});
+    const std::uint64_t draws = autograd::random_state().draws;
+    Tensor loss = sum(y[2] * 2.0);
+    if ((used & 1) != 0) loss = loss + sum(y[0] * y[0]);
+    if ((used & 2) != 0) loss = loss + y[1];
+    loss.backward();
+    CHECK(autograd::random_state().draws == draws);
+    CHECK(runs == (how == How::plain ? 1 : 2));
+    std::vector<std::vector<std::byte>> out{bytes_of(y[0]), bytes_of(y[1]), bytes_of(x.grad())};
+    for (const Mixer* b : {&first, &second})
+      for (const Tensor* p : {&b->up, &b->down, &b->scale})
+        out.push_back(p->grad().defined() ? bytes_of(p->grad()) : std::vector<std::byte>());
+    return out;
+  };
+  for (const int used : {0, 1, 2, 3}) {
+    INFO("used " << used);
+    const auto expected = run(How::plain, used, {});
+    for (const Keep& keep : {Keep{}, Keep{.products = 2}}) {
+      CHECK(run(How::recomputed, used, keep) == expected);
+      CHECK(run(How::nested, used, keep) == expected);
+    }
+  }
+}
+
+TEST_CASE("a recomputed function with other results in backward is told") {
+  const Device device = any_device();
+  Tensor x = Tensor::ones({2}, f32, device);
+  x.require_grad();
+  int runs = 0;
+  const auto y = recompute(
+      [&](std::span<const Tensor> in) {
+        std::vector<Tensor> out{in[0] * 2.0, in[0] * 3.0};
+        if (++runs == 2) out.pop_back();
+        return out;
+      },
+      std::vector{x});
+  CHECK_THROWS_WITH(sum(y[0]).backward(), Catch::Contains("gives 1 results in backward, and gave 2 "
+                                                          "in forward"));
+  CHECK_THROWS_WITH(
+      recompute([](std::span<const Tensor>) { return std::vector<Tensor>(); }, std::vector{x}),
+      Catch::Contains("the function gives no result"));
+}

@@ -52,5 +52,11 @@ Tensor recompute(F& f, const Tensor& x, Keep keep = {}, Caller at = Caller::curr
 // The same with several inputs, each of which gets its gradient.
 Tensor recompute(std::function<Tensor(std::span<const Tensor>)> f, std::vector<Tensor> inputs,
                  Keep keep = {});
+// The same with several results, of any dtypes: those that are not floating have no history.
+// Backward runs f once more when the gradients of all results have come that it reaches; a result
+// that nobody has used has no part in it. Throws: ContractError for no result, and in backward for
+// another number of results than in forward.
+std::vector<Tensor> recompute(std::function<std::vector<Tensor>(std::span<const Tensor>)> f,
+                              std::vector<Tensor> inputs, Keep keep = {});
 
 }  // namespace tessera
