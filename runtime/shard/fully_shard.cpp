@@ -191,8 +191,11 @@ void make_unit(const std::vector<nn::Module*>& modules, const ShardOptions& opti
   std::vector<Unit*> inside;
   for (nn::Module* const module : modules)
     for (const auto& [name, below] : module->named_modules())
-      if (auto* const unit = dynamic_cast<Unit*>(below->hook().get()); unit && unit != before.get())
+      if (auto* const unit = dynamic_cast<Unit*>(below->hook().get());
+          unit && unit != before.get()) {
+        expect_one_mesh(name, unit->shards().options().mesh, options.mesh);
         inside.push_back(unit);
+      }
   const auto is_inside = [&](const std::string* unit) {
     return std::ranges::any_of(inside, [&](const Unit* inner) { return &inner->name() == unit; });
   };

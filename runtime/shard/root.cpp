@@ -67,11 +67,7 @@ void expect_memory(const UnitShards& shards, const std::string& unit) {
 
 void check_under_root(const UnitShards& unit, const std::string& name, const UnitShards& root) {
   expect_memory(unit, name.empty() ? "(root)" : name);
-  const DeviceMesh &mesh = unit.options().mesh, &of_root = root.options().mesh;
-  TESSERA_EXPECT(&mesh.shard_group() == &of_root.shard_group() &&
-                     mesh.replicate_group() == of_root.replicate_group(),
-                 "fully_shard: unit '", name,
-                 "' lies on another mesh than its root; give all units of a model one mesh");
+  expect_one_mesh(name, unit.options().mesh, root.options().mesh);
   TESSERA_EXPECT(unit.options().offload == root.options().offload, "fully_shard: unit '", name,
                  "' has its shards on the ", unit.is_offloaded() ? "host" : "device",
                  ", its root on the ", unit.is_offloaded() ? "device" : "host",

@@ -15,6 +15,9 @@ namespace tessera::shard {
 
 class Unit;
 
+// The unit `name` lies under a root on `of_root`. Not collective.
+// Throws: ContractError for another mesh, whose collectives would have an order of their own.
+void expect_one_mesh(const std::string& name, const DeviceMesh& mesh, const DeviceMesh& of_root);
 // `units`, in order: those under one root. `changed`: which of them this rank has changed since
 // they were laid out; empty where they are new.
 // Throws: ContractError, on every rank, where they differ.

@@ -225,7 +225,7 @@ TEST_CASE("units of one model lie on one mesh, have memory, and start from the r
     check_refusals(2,
                    {"materialize: unit '(with weight)' is sharded over a mesh whose world has "
                     "another device; give world.device()",
-                    mesh_of_root, mesh_of_root},
+                    mesh_of_root, mesh_of_root, mesh_of_root},
                    [](World& world, Refusals& said) {
                      const World other = World::single();
                      Stack elsewhere(kUneven), mixed(kUneven);
@@ -234,13 +234,45 @@ TEST_CASE("units of one model lie on one mesh, have memory, and start from the r
                      const DeviceMesh mesh =
                          DeviceMesh::hybrid(world, {.replicate = 1, .shard = 2});
                      fully_shard(mixed.layers[1], {.mesh = mesh["dp_shard"]});
-                     fully_shard(mixed, {.mesh = DeviceMesh::flat(world)});
+                     said([&] { fully_shard(mixed, {.mesh = DeviceMesh::flat(world)}); });
+                     fully_shard(mixed, {.mesh = mesh["dp_shard"]});  // nothing was lost
                      mixed.materialize(world.device());
                      const Tensor x = input(world);
-                     said([&] { shard_plan(mixed); });
-                     said([&] { mixed(x); });
-                     return true;
+                     // What is registered later is seen by the first call.
+                     struct Outer : nn::Module {
+                       Parameter own{{3}, Initializer::constant(1)};
+                     } late;
+                     late.register_parameter("own", late.own);
+                     fully_shard(late, {.mesh = DeviceMesh::flat(world)});
+                     nn::ModuleList<Stack> none;
+                     late.register_module("layers", none);
+                     none.register_module("1", mixed);
+                     late.materialize(world.device());
+                     for (int i = 0; i < 2; ++i) said([&] { shard_plan(late); });
+                     return trains(mixed, world);
                    });
+  }
+  // Experts on the ranks of a line of the mesh, as expert parallelism lays them out: the same ranks
+  // in another order, and a part of them.
+  SECTION("experts on another mesh than the rest") {
+    for (const bool is_part : {false, true}) {
+      const std::string refused =
+          "fully_shard: unit 'layers.1' lies on another mesh than its root; give all units of a "
+          "model one mesh";
+      check_refusals(4, {refused}, [is_part](World& world, Refusals& said) {
+        const DeviceMesh dp = DeviceMesh::flat(world),
+                         ep = is_part
+                                  ? DeviceMesh::grid(world, {{"dp", 2}, {"ep", 2}})["ep"]
+                                  : DeviceMesh::grid(world, {{"ep", 4}}, std::array{3, 1, 2, 0});
+        Stack model(kUneven);
+        fully_shard(model.layers[1], {.mesh = ep});
+        said([&] { fully_shard(model, {.mesh = dp}); });
+        fully_shard(model, {.mesh = ep});
+        Stack plain(kUneven);
+        plain.shard({.mesh = ep});
+        return same_bits(step_of(model, world), step_of(plain, world));
+      });
+    }
   }
   SECTION("no memory yet") {
     const std::string first = "unit '(root)' has no memory yet for 'scale', 'offset'" + materialize;
