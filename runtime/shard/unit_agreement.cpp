@@ -104,7 +104,6 @@ std::pair<std::string, int> among_alike(const Unit& root) {
 
 }  // namespace
 
-// One small collective where all is well; else as many as it takes to say what differs.
 void expect_one_mesh(const std::string& name, const DeviceMesh& mesh, const DeviceMesh& of_root) {
   TESSERA_EXPECT(&mesh.shard_group() == &of_root.shard_group() &&
                      mesh.replicate_group() == of_root.replicate_group(),
@@ -112,6 +111,7 @@ void expect_one_mesh(const std::string& name, const DeviceMesh& mesh, const Devi
                  "' lies on another mesh than its root; give all units of a model one mesh");
 }
 
+// One small collective where all is well; else as many as it takes to say what differs.
 void expect_alike(std::span<const std::weak_ptr<Unit>> made, const std::string& changed) {
   const DeviceMesh& mesh = made[0].lock()->shards().options().mesh;
   std::vector<Facts> units;

@@ -40,7 +40,7 @@ bool has_nccl() {
 TEST_CASE("nccl: the library that this machine has is found, and says its version", "[comm]") {
   if (!has_nccl()) return;
   const std::string said = in_a_process(kReal, [](const auto&, const auto& library) {
-    return concat(library.file, ' ', comm::nccl_version(library));
+    return concat(library.file, ' ', comm::nccl_version(library.version));
   });
   CHECK_THAT(said, Contains("libnccl.so") && Contains(" 2."));
 }

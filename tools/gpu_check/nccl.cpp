@@ -89,7 +89,7 @@ class One {
       settle(whole);
       expect(nccl_.destroy(whole));
     });
-    say(concat("{\"nccl\": \"", comm::nccl_version(library_), "\", \"file\": \"", library_.file,
+    say(concat("{\"nccl\": \"", comm::nccl_version(library_.version), "\", \"file\": \"", library_.file,
                "\", \"window\": ", window ? "true" : "false", times_, "}"));
   }
 
