@@ -305,7 +305,7 @@ TEST_CASE("a folder of checkpoints that not every rank sees is bad input", "[mpi
   CHECK(outcome.exit_code == 2);
   CHECK(
       has(outcome.err, "checkpoint.folder: 'checkpoint' is another folder here than on rank 0: "));
-  CHECK(has(outcome.err, "is not in it; name a folder that all ranks share\n"));
+  CHECK(has(outcome.err, "is not there; name a folder that all ranks share\n"));
   CHECK(std::filesystem::is_empty(here + "/checkpoint"));
   CHECK(std::filesystem::is_empty(there));
 }
