@@ -334,6 +334,7 @@ void Root::make_replicas() {
 
 // The sums of a hybrid mesh are those over the replicas.
 void Root::make_gradients() {
+  if (!unit(0)->shards().has_windows()) return;
   std::vector<const UnitShards*> units;
   for (const auto& weak : units_) units.push_back(&weak.lock()->shards());
   const RankGroup* const replicas = mesh().replicate_group();

@@ -27,7 +27,6 @@ bool is_even(const UnitShards& unit) {
 
 std::unique_ptr<SymmetricGradients> SymmetricGradients::make(
     const RankGroup& group, std::span<const UnitShards* const> units) {
-  if (!group.has_windows()) return nullptr;
   Offsets offsets;
   std::int64_t end = 0;
   for (const UnitShards* const unit : units)

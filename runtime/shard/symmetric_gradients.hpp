@@ -20,7 +20,7 @@ namespace tessera::shard {
 
 class SymmetricGradients {
  public:
-  // `group`: whose sums the gradients are. Null where it has no windows, or no unit such a
+  // `group`: whose sums the gradients are, and which has windows. Null where no unit has such a
   // gradient. Collective over it.
   static std::unique_ptr<SymmetricGradients> make(const RankGroup& group,
                                                   std::span<const UnitShards* const> units);

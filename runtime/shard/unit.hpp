@@ -158,7 +158,7 @@ class Unit final : public nn::ModuleHook,
     shards_.share(slots, host);
     if (!buffer_) return;
     if (shards_.has_replicas()) buffer_->set_replicas(replicas);
-    buffer_->set_symmetric(gradients);
+    if (shards_.has_windows()) buffer_->set_symmetric(gradients);
   }
   // See GatheredParameters::keep_over. What backward does not read is not kept for it.
   void set_neighbours(const RankGroup* group) {

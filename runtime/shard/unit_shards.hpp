@@ -120,6 +120,8 @@ class UnitShards {
   bool fills_piece(const ParameterState& p) const;
   bool is_small(const ParameterState& p) const;
   bool has_replicas() const noexcept { return has_replicas_; }
+  // Whether those whose sums the gradients are have windows over symmetric memory.
+  bool has_windows() const noexcept { return has_windows_; }
   // Whether backward reduces within each replica only, by set_requires_all_reduce.
   bool postpones_all_reduce() const noexcept { return has_replicas() && !reductions_.all_reduces; }
 
@@ -171,6 +173,9 @@ class UnitShards {
   ShardOptions options_;
   const int size_ = options_.mesh.shard_size();
   const bool has_replicas_ = options_.mesh.replicate_group() != nullptr;
+  const bool has_windows_ =
+      (has_replicas_ ? *options_.mesh.replicate_group() : options_.mesh.shard_group())
+          .has_windows();
   ReductionPolicy reductions_;
   Parameters parameters_, streamed_;
   bool is_slice_ = false, is_encoded_ = false;
