@@ -89,8 +89,8 @@ class One {
       settle(whole);
       expect(nccl_.destroy(whole));
     });
-    say(concat("{\"nccl\": \"", comm::nccl_version(library_.version), "\", \"file\": \"", library_.file,
-               "\", \"window\": ", window ? "true" : "false", times_, "}"));
+    say(concat("{\"nccl\": \"", comm::nccl_version(library_.version), "\", \"file\": \"",
+               library_.file, "\", \"window\": ", window ? "true" : "false", times_, "}"));
   }
 
  private:

@@ -7,7 +7,7 @@ SECONDS = {  # of a step whose name begins so, the longest that fits
     "racecheck attention": 45, "racecheck embedding": 35, "initcheck ": 36, "synccheck ": 15, "bandwidth": 10, "step of ": 20, "profile of ": 6, "attention, ": 12, "products of ": 25,
     # On eight GPUs.
     "NCCL on one GPU": 20, "over NCCL: battery": 25, "over NCCL: losses": 45, "over NCCL: captured": 30, "over NCCL: killed": 45,
-    "over NCCL: stopped": 50, "over NCCL: stalled": 75, "over NCCL: its log": 15, "over NCCL: bandwidths": 35, "over NCCL: gathers": 30,
+    "over NCCL: stopped": 50, "over NCCL: stalled": 75, "over NCCL: its log": 15, "over NCCL: bandwidths": 35, "over NCCL: ways": 30,
     "over NCCL: memory": 15, "over NCCL: beside FSDP2": 65,
     "beside PyTorch: ": 100,  # one pair, where programs and weights are there; more pairs take what is left
 }
