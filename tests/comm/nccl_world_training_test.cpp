@@ -1,5 +1,6 @@
 // The engine over World::nccl: with ordered sums its losses, norms, gradients and parameters have
 // the bits of ranks as threads.
+#include <cmath>
 #include <stdexcept>
 
 #include "tessera/memory/memory.hpp"
@@ -7,6 +8,7 @@
 #include "tests/comm/nccl_worlds.hpp"
 #include "tests/cuda/captured_job.hpp"
 #include "tests/promises/support.hpp"
+#include "tests/shard/modules.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/dice.hpp"
 #include "tests/support/share.hpp"
@@ -118,6 +120,42 @@ TEST_CASE("nccl: with windows sums go from window to window where shards are eve
     CHECK(other.windowed == 0);
     CHECK(other.symmetric_bytes == 0);
   }
+}
+
+// Their sums are NCCL's from 64 KiB on; smaller ones are folded.
+TEST_CASE("nccl: with windows the sums over replicas go from window to window", "[comm]") {
+  const auto gradients_of = [](bool windows) {
+    WorldOptions options;
+    options.nccl.windows = windows;
+    return nccl_threads(
+        4,
+        [](World& world) {
+          Mlp model({256, 512, 4});
+          model.shard({.mesh = DeviceMesh::hybrid(world, {.replicate = 2, .shard = 2})});
+          nn::init(model, {7}, world.device());
+          std::vector<float> rows(3 * 256);
+          for (std::size_t i = 0; i < rows.size(); ++i)
+            rows[i] = std::sin(static_cast<float>(i) + 1000.0F * static_cast<float>(world.rank()));
+          const Tensor x = Tensor::from(rows, {3, 256}, world.device());
+          std::string sums;
+          for (int step = 0; step < 2; ++step) {
+            sum(model(x)).backward();
+            for (const Parameter& p : model.parameters()) {
+              const std::vector<float> values = p.grad().to_vector<float>();
+              sums.append(reinterpret_cast<const char*>(values.data()), 4 * values.size());
+            }
+            model.zero_grad();
+          }
+          return sums;
+        },
+        options);
+  };
+  const long long none = double_count("windowed_sums");
+  const std::vector<std::string> plain = gradients_of(false);
+  const long long before = double_count("windowed_sums");
+  CHECK(before == none);
+  CHECK(gradients_of(true) == plain);
+  CHECK(double_count("windowed_sums") - before == 2 * 4);  // of a step and rank one is so large
 }
 
 TEST_CASE("nccl: a plan reserves what a run with windows does", "[comm]") {
