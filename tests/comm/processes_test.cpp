@@ -245,6 +245,32 @@ TEST_CASE("processes: who does not come to where memory is exchanged is listed")
                Contains("for 0.3 s (init_timeout_seconds) these ranks have not come: 1-2"));
 }
 
+TEST_CASE("processes: who is killed where memory is exchanged is named at once", "[comm]") {
+  constexpr int kRanks = 3, kKilled = 1;
+  const std::string name = concat("killed-", getpid());
+  const auto begin = std::chrono::steady_clock::now();
+  const std::vector<Ended> all = run_forked(kRanks, [&](int rank) {
+    auto board = std::make_unique<comm::PosixMemory>(name, kRanks, sizeof(comm::BoardPart));
+    const auto part = [&](int r) { return comm::views<comm::BoardPart>(*board).at(r); };
+    board->make(rank);
+    part(rank)->process = comm::ProcessId::own();
+    part(rank)->token = 7;
+    for (int r = 0; r < kRanks; ++r)
+      while (!board->map(r) || part(r)->token != 7) std::this_thread::yield();
+    const auto bootstrap =
+        comm::SharedBootstrap::world(std::move(board), rank, 7, std::chrono::minutes(10));
+    bootstrap->meet();
+    if (rank == kKilled) kill(getpid(), SIGKILL);
+    bootstrap->meet();
+    return std::string();
+  });
+  for (const std::size_t r : {0u, 2u})
+    CHECK_THAT(all[r].said, Contains("rank 1 is gone: its process ") &&
+                                Contains(" has ended without a word, while ranks came together"));
+  // A second is promised; else it would be ten minutes.
+  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(60));
+}
+
 TEST_CASE("processes: ranks that share no memory hear how to start such a job", "[comm]") {
   const Seats seats(3);
   const std::vector<Ended> all = run_forked(3, [&](int rank) -> std::string {
@@ -294,6 +320,11 @@ TEST_CASE("processes: memory that /dev/shm has no room for is an error on every 
 
 TEST_CASE("processes: a seat and options that can't be are refused", "[comm]") {
   CHECK_THROWS_WITH(World::processes({.rank = 2, .size = 2}), Contains("rank 2 of 2"));
+  // Nothing is made for each of them before.
+  CHECK_THROWS_WITH(World::processes({.size = 2'000'000'000, .port = free_port()}),
+                    Contains("rank 0 needs 2000000512 file descriptors"));
+  CHECK_THROWS_WITH(World::processes({.size = 2, .host = "fe80::7", .port = free_port()}),
+                    Contains("fe80::7 is an address on a link") && Contains("fe80::7%eth0"));
   CHECK_THROWS_WITH(World::processes({}, {.executor = ExecutorKind::virtual_}),
                     Contains("World::processes: the virtual executor"));
   CHECK_THROWS_WITH(World::processes({}, {.transport = Transport::messages}),

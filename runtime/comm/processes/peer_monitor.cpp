@@ -1,6 +1,5 @@
 #include "runtime/comm/processes/peer_monitor.hpp"
 
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -28,24 +27,18 @@ PeerMonitor::~PeerMonitor() {
     if (fd >= 0) close(fd);
 }
 
-// A number of another pid namespace means another process, so only peers of our own are opened;
-// the others' beats must do.
+// Of peers in other pid namespaces the beats must do.
 void PeerMonitor::open_peers() {
-  const Segment& own = world_.segment(world_.rank());
-  for (int r = 0; r < world_.size(); ++r) {
-    const Segment& peer = world_.segment(r);
-    const bool ours =
-        r != world_.rank() && own.pid_namespace != 0 && peer.pid_namespace == own.pid_namespace;
-    pidfds_.push_back(ours ? static_cast<int>(syscall(SYS_pidfd_open, peer.pid, 0)) : -1);
-  }
+  for (int r = 0; r < world_.size(); ++r)
+    pidfds_.push_back(r == world_.rank() ? -1 : world_.segment(r).process.open());
 }
 
 void PeerMonitor::look(int ready) {
   if (ready >= 0) {
     if (!world_.is_at_end(ready))
       world_.abort_for_lost(ready, concat("rank ", world_.name_of(ready), " is gone: its process ",
-                                          world_.segment(ready).pid, " has ended without a word; ",
-                                          world_.position(ready)));
+                                          world_.segment(ready).process.pid,
+                                          " has ended without a word; ", world_.position(ready)));
     return;
   }
   world_.segment(world_.rank()).beat.fetch_add(1, std::memory_order_relaxed);
@@ -72,7 +65,7 @@ void PeerMonitor::look_for_silence() {
     world_.abort_for_lost(
         r,
         concat("rank ", world_.name_of(r), " shows no life for ", heartbeat_s_, " s: its process ",
-               world_.segment(r).pid, " is stopped or starved; ", world_.position(r),
+               world_.segment(r).process.pid, " is stopped or starved; ", world_.position(r),
                "; to stop ranks in a debugger, set the heartbeat timeout to 0"));
     return;
   }

@@ -1,8 +1,6 @@
 #include "runtime/comm/processes/process_backend.hpp"
 
 #include <sched.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <new>
@@ -17,9 +15,7 @@ namespace {
 void make_segment(std::byte* at, int rank) {
   auto* const own = new (at) Segment;
   own->rank = rank;
-  own->pid = getpid();
-  struct stat status{};
-  if (stat("/proc/self/ns/pid", &status) == 0) own->pid_namespace = status.st_ino;
+  own->process = ProcessId::own();
 }
 
 }  // namespace

@@ -97,6 +97,7 @@ std::unique_ptr<Bootstrap> come_together(const ProcessSeat& seat, double timeout
   std::string error;
   try {
     board->make(seat.rank);
+    part(seat.rank).process = ProcessId::own();
     part(seat.rank).token = token;
   } catch (const CommError& refused) {
     error = refused.what();
@@ -142,9 +143,9 @@ World World::processes(const ProcessSeat& seat, const WorldOptions& options) {
   TESSERA_EXPECT(options.init_timeout_seconds > 0 && options.init_timeout_seconds < 1e9,
                  "World::processes: init_timeout_seconds is ", options.init_timeout_seconds,
                  "; give a number of seconds above 0");
-  auto backend = std::make_unique<comm::ProcessBackend>(
-      comm::come_together(seat, options.init_timeout_seconds),
-      std::vector<int>(static_cast<std::size_t>(seat.size)), options);
+  auto all = comm::come_together(seat, options.init_timeout_seconds);
+  std::vector<int> hosts(static_cast<std::size_t>(seat.size));  // behind what refuses a huge one
+  auto backend = std::make_unique<comm::ProcessBackend>(std::move(all), std::move(hosts), options);
   backend->watch(options);
   const int threads = threads_per_rank(options, backend->ranks_on_my_cores());
   return World(std::make_unique<State>(WorldKind::processes, seat.rank, seat.size, options, threads,

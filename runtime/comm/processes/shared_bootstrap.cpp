@@ -1,6 +1,8 @@
 #include "runtime/comm/processes/shared_bootstrap.hpp"
 
+#include <poll.h>
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -12,12 +14,14 @@
 #include "runtime/comm/processes/posix_memory.hpp"
 #include "runtime/comm/store/message.hpp"
 #include "tessera/base/error.hpp"
+#include "tessera/comm/lost_rank.hpp"
 
 namespace tessera::comm {
 namespace {
 
 // Then a waiting rank gives its core away for longer than a time slice takes to come round.
 constexpr int kLooksAwake = 1000;
+constexpr int kLooksForTheDead = 100;  // of its naps one in so many
 
 // What goes wrong in `body`, for all ranks to hear.
 template <class F>
@@ -32,10 +36,28 @@ std::string error_of(const F& body) {
 
 }  // namespace
 
+Peers::Peers(std::span<BoardPart* const> parts) {
+  for (const BoardPart* const part : parts) {
+    ids_.push_back(part->process);
+    pidfds_.push_back(part->process.open());
+  }
+}
+
+Peers::~Peers() {
+  for (const int fd : pidfds_)
+    if (fd >= 0) close(fd);
+}
+
+bool Peers::has_ended(int rank) const noexcept {
+  const int fd = pidfds_[static_cast<std::size_t>(rank)];
+  pollfd one{.fd = fd, .events = POLLIN, .revents = 0};
+  return fd < 0 ? ids_[static_cast<std::size_t>(rank)].is_gone() : poll(&one, 1, 0) == 1;
+}
+
 std::unique_ptr<SharedBootstrap> SharedBootstrap::world(std::unique_ptr<SharedMemory> board,
                                                         int rank, std::uint64_t token,
                                                         std::chrono::duration<double> timeout) {
-  auto job = std::make_shared<Job>(Job{token, timeout, [] {}});
+  std::shared_ptr<Job> job(new Job{token, timeout, [] {}, Peers(views<BoardPart>(*board))});
   std::vector<int> members(board->bases().size());
   std::iota(members.begin(), members.end(), 0);
   return std::unique_ptr<SharedBootstrap>(
@@ -62,12 +84,24 @@ void SharedBootstrap::await(const std::atomic<std::uint64_t> BoardPart::* count,
     }
     std::this_thread::sleep_for(std::chrono::microseconds(100));
     job_->look();
+    if (look % kLooksForTheDead == 0) expect_none_ended(count);
     if (std::chrono::steady_clock::now() - start > job_->timeout)
       throw CommError(concat("World::processes: for ", job_->timeout.count(),
                              " s (init_timeout_seconds) these ranks have not come: ",
                              detail::describe_ranks(late(count)),
                              "; all ranks make groups and symmetric memory in the same order"));
   }
+}
+
+// Who has ended may have come before.
+void SharedBootstrap::expect_none_ended(const std::atomic<std::uint64_t> BoardPart::* count) const {
+  std::string gone;
+  for (std::size_t r = 0; r < members_.size(); ++r)
+    if (const int rank = members_[r];
+        job_->peers.has_ended(rank) && (parts_[r]->*count).load() < exchanges_)
+      gone += concat("; rank ", rank, " is gone: its process ", job_->peers.pid(rank),
+                     " has ended without a word, while ranks came together");
+  if (!gone.empty()) throw LostRank(concat("World::processes: ", gone.substr(2)));
 }
 
 std::vector<int> SharedBootstrap::late(const std::atomic<std::uint64_t> BoardPart::* count) const {

@@ -12,10 +12,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "runtime/comm/processes/bootstrap.hpp"
+#include "runtime/comm/processes/process_id.hpp"
 
 namespace tessera::comm {
 
@@ -24,13 +26,32 @@ struct BoardPart {
   static constexpr std::size_t kBytes = 512;
 
   alignas(64) std::atomic<std::uint64_t> token{0};  // of the job: the part is there
+  ProcessId process;                                // of that of all ranks
   std::atomic<std::uint64_t> posted{0}, taken{0};   // how many exchanges have come so far
   alignas(64) std::byte data[kBytes];
 };
 
+// The processes of a job, by rank.
+class Peers {
+ public:
+  explicit Peers(std::span<BoardPart* const> parts);
+  ~Peers();
+  Peers(const Peers&) = delete;
+  Peers& operator=(const Peers&) = delete;
+
+  // Whether it has ended; false, too, where that can't be seen.
+  bool has_ended(int rank) const noexcept;
+  int pid(int rank) const { return ids_[static_cast<std::size_t>(rank)].pid; }
+
+ private:
+  std::vector<ProcessId> ids_;
+  std::vector<int> pidfds_;
+};
+
 class SharedBootstrap final : public Bootstrap {
  public:
-  // All ranks of a job, whose parts are `board`. A rank waits `timeout` for another.
+  // All ranks of a job, whose parts are `board`. A rank waits `timeout` for another, or until its
+  // process has ended.
   static std::unique_ptr<SharedBootstrap> world(std::unique_ptr<SharedMemory> board, int rank,
                                                 std::uint64_t token,
                                                 std::chrono::duration<double> timeout);
@@ -49,6 +70,7 @@ class SharedBootstrap final : public Bootstrap {
     std::uint64_t token;
     std::chrono::duration<double> timeout;
     std::function<void()> look;
+    Peers peers;
   };
 
   // `members` are its ranks as the job counts them.
@@ -58,6 +80,7 @@ class SharedBootstrap final : public Bootstrap {
   void exchange_piece(std::span<const std::byte> own, std::byte* all, std::size_t stride);
   void await(const std::atomic<std::uint64_t> BoardPart::* count, int rank) const;
   std::vector<int> late(const std::atomic<std::uint64_t> BoardPart::* count) const;
+  void expect_none_ended(const std::atomic<std::uint64_t> BoardPart::* count) const;
   void expect_no_error(const std::string& error);
   std::unique_ptr<SharedMemory> share_among(const std::vector<int>& ranks, int own,
                                             const std::string& name, std::int64_t bytes);

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "runtime/comm/agreement.hpp"
+#include "runtime/comm/processes/process_id.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/comm/world.hpp"
 
@@ -60,8 +61,7 @@ struct Segment {
   BarrierPart recovery, shutdown;
   alignas(64) std::atomic<std::uint32_t> left{0};  // the rank submits no more
   int rank = 0;                                    // in the world; here they count by host
-  int pid = 0;
-  std::uint64_t pid_namespace = 0;          // 0: unknown
+  ProcessId process;
   std::atomic<std::uint64_t> beat{0};       // grows while the process lives
   double contributed[World::kAgreed] = {};  // to a recovery
   std::atomic<bool> has_halted{false};      // the rank comes to what it has committed, and no more
