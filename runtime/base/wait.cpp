@@ -12,8 +12,8 @@ Wait::All& Wait::all() {
 }
 
 Wait::Wait(const char* what, std::function<std::uint64_t()> progress,
-           std::chrono::duration<double> patience)
-    : what_(what), progress_(std::move(progress)), patience_(patience) {
+           std::chrono::duration<double> patience, const char* why)
+    : what_(what), why_(why), progress_(std::move(progress)), patience_(patience) {
   const std::lock_guard lock(all().mutex);
   all().waits.push_back(this);
 }
@@ -27,14 +27,15 @@ Wait::Overdue Wait::overdue(std::chrono::duration<double> patience) {
   constexpr std::chrono::duration<double> kMost{1};
   const auto now = std::chrono::steady_clock::now();
   const std::lock_guard lock(all().mutex);
-  const std::chrono::duration<double> passed = now - std::exchange(all().looked, now);
+  const auto looked = std::exchange(all().looked, now);
   for (Wait* const wait : all().waits) {
+    const std::chrono::duration<double> passed = now - std::max(looked, wait->begin_);
     const std::uint64_t progress = wait->progress_();
     const auto own = wait->patience_.count() > 0 ? wait->patience_ : patience;
     if (std::exchange(wait->seen_, progress) != progress)
       wait->age_ = {};
     else if ((wait->age_ += std::min(passed, kMost)) > own)
-      return {wait->what_, own};
+      return {wait->what_, own, wait->why_};
   }
   return {};
 }

@@ -10,23 +10,26 @@
 
 namespace tessera {
 
-// In its scope the calling thread waits for others. `what` outlives it; `progress`, called by
-// another thread, changes as often as one of those gets on.
+// In its scope the calling thread waits for others. `what` and `why` outlive it; `progress`, called
+// by another thread, changes as often as one of those gets on.
 class Wait {
  public:
-  // It may have a patience of its own, 0.5 s or more; else it is the watchdog's.
+  // It may have a patience of its own, 0.5 s or more; else it is the watchdog's. `why` is what it
+  // means when that is over.
   Wait(const char* what, std::function<std::uint64_t()> progress,
-       std::chrono::duration<double> patience = {});
+       std::chrono::duration<double> patience = {},
+       const char* why = "and nothing moved: a thread hangs");
   ~Wait();
   Wait(const Wait&) = delete;
   Wait& operator=(const Wait&) = delete;
 
-  // What waits for threads that have not got on for `patience`, or its own, with that patience;
+  // What waits for threads that have not got on for `patience`, or its own, with these;
   // null: none. To be asked again and again, twice a second or more often: of the time between two
   // looks at most a second counts, so that a process that was stopped goes on.
   struct Overdue {
     const char* what = nullptr;
     std::chrono::duration<double> patience{};
+    const char* why = nullptr;
   };
   static Overdue overdue(std::chrono::duration<double> patience);
 
@@ -43,10 +46,11 @@ class Wait {
   };
   static All& all();
 
-  const char* what_;
+  const char *what_, *why_;
   std::function<std::uint64_t()> progress_;
   std::chrono::duration<double> patience_;
   std::uint64_t seen_ = 0;
+  const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
   std::chrono::duration<double> age_{};  // of `seen_`
 };
 

@@ -41,8 +41,8 @@ Watchdog::Watchdog(double timeout_seconds, std::function<int()> code)
       }
       const Wait::Overdue overdue = Wait::overdue(patience);
       if (!overdue.what) continue;
-      log(LogLevel::error, concat(overdue.what, " for ", overdue.patience.count(),
-                                  " s, and nothing moved: a thread hangs"));
+      log(LogLevel::error,
+          concat(overdue.what, " for ", overdue.patience.count(), " s, ", overdue.why));
       ::_exit(Wait::exit_code());
     }
   });

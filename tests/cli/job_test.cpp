@@ -160,8 +160,8 @@ TEST_CASE("a launcher's rank whose peer never comes to MPI_Init ends with a line
   INFO(outcome.out << outcome.err);
   CHECK(outcome.exit_code == 1);
   CHECK(has(outcome.err,
-            "World::mpi waits for ranks that have not come (init_timeout_seconds) "
-            "for 1 s"));
+            "World::mpi has waited for ranks that have not come for 1 s, the time for that "
+            "(init_timeout_seconds)"));
 }
 
 // The agent is a shell here; to be killed it needs no more.

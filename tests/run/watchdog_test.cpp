@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <csignal>
 #include <string>
 
@@ -53,6 +54,7 @@ Ended in_a_process(const F& body) {
 }  // namespace
 
 TEST_CASE("a wait that has a patience of its own is ended by it, and named") {
+  const auto begin = std::chrono::steady_clock::now();
   const Ended ended = in_a_process([] {
     const Watchdog watchdog(1e6, [] { return 7; });
     const Wait wait("a test waits", [] { return 0; }, std::chrono::milliseconds(500));
@@ -61,6 +63,7 @@ TEST_CASE("a wait that has a patience of its own is ended by it, and named") {
   CHECK(WIFEXITED(ended.status));
   CHECK(WEXITSTATUS(ended.status) == 7);
   CHECK(ended.said == "a test waits for 0.5 s, and nothing moved: a thread hangs");
+  CHECK(std::chrono::steady_clock::now() - begin >= std::chrono::milliseconds(500));
 }
 
 TEST_CASE("a process that is to end with its parent hears SIGTERM when that has gone") {

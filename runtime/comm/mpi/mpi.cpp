@@ -149,8 +149,10 @@ bool World::has_mpi() noexcept { return true; }
 World World::mpi(const WorldOptions& options) {
   comm::expect_process_options("World::mpi", options);
   const Wait wait(
-      "World::mpi waits for ranks that have not come (init_timeout_seconds)", [] { return 0; },
-      std::chrono::duration<double>(options.init_timeout_seconds));
+      "World::mpi has waited for ranks that have not come", [] { return 0; },
+      std::chrono::duration<double>(options.init_timeout_seconds),
+      "the time for that (init_timeout_seconds): look what became of the job's other processes, or "
+      "raise it");
   auto all = comm::MpiBootstrap::world();
   comm::MpiBootstrap& mpi = *all;
   auto backend = std::make_unique<comm::MpiBackend>(mpi, std::move(all), options);
