@@ -134,7 +134,7 @@ void read_master_port(const char* text, LaunchEnvironment& found) {
   found.store_port_from = concat("MASTER_PORT=", text);
 }
 
-// "node1:29500", "[fe80::1]:29500".
+// "node1:29500", "[fd00::1]:29500".
 void read_store(const char* text, LaunchEnvironment& found) {
   const std::string_view all = text;
   const std::size_t colon = all.rfind(':');
@@ -142,7 +142,7 @@ void read_store(const char* text, LaunchEnvironment& found) {
   if (colon == std::string_view::npos || host.empty() ||
       (host == given && host.find_first_of("[]:") != std::string_view::npos))
     throw DataError(concat("TESSERA_STORE='", text,
-                           "' is not host:port; write for example node1:29500 or [fe80::1]:29500"));
+                           "' is not host:port; write for example node1:29500 or [fd00::1]:29500"));
   const auto port = parse_port(all.substr(colon + 1));
   if (!port)
     throw DataError(concat("TESSERA_STORE='", text,
@@ -291,6 +291,16 @@ void refuse_incomplete(const VariableSet& set, const EnvironmentLookup& lookup,
                          " environment; set what is missing, or unset ", present, " to run alone"));
 }
 
+// A pod to which WORLD_SIZE was told is one of a job; where torchrun started it, it has RANK, too.
+void refuse_pod_without_address(const EnvironmentLookup& lookup) {
+  const char *const index = find(lookup, "JOB_COMPLETION_INDEX"), *const size =
+                                                                      find(lookup, "WORLD_SIZE");
+  if (!index || !size || find(lookup, "RANK") || find(lookup, "MASTER_ADDR")) return;
+  throw DataError(concat("JOB_COMPLETION_INDEX=", index, " and WORLD_SIZE=", size,
+                         " are set but not MASTER_ADDR: set it to the host of index 0, or unset "
+                         "WORLD_SIZE to run each pod alone"));
+}
+
 }  // namespace
 
 LaunchEnvironment detect(const EnvironmentLookup& lookup) {
@@ -302,6 +312,7 @@ LaunchEnvironment detect(const EnvironmentLookup& lookup) {
     if (&set != &sets().front()) refuse_incomplete(sets().front(), lookup, &set);
     return read(set, lookup);
   }
+  refuse_pod_without_address(lookup);
   for (const VariableSet& set : sets()) refuse_incomplete(set, lookup);
 
   LaunchEnvironment alone;

@@ -366,6 +366,8 @@ TEST_CASE("variables that contradict each other are refused, and both are named"
           "LOCAL_RANK=7 is not below WORLD_SIZE=2; ");
   refuses(kTorchrun, {{"LOCAL_WORLD_SIZE", "9"}}, "LOCAL_WORLD_SIZE=9 is more than WORLD_SIZE=8; ");
   refuses(kKubernetes, {{"RANK", "1"}}, "RANK=1 and JOB_COMPLETION_INDEX=2 both say ");
+  refuses(kKubernetes, {{"MASTER_ADDR", ""}},
+          "JOB_COMPLETION_INDEX=2 and WORLD_SIZE=3 are set but not MASTER_ADDR: ");
   refuses(kTorchrun, {{"TESSERA_RANK", "1"}},
           "TESSERA_RANK=1 is set but not TESSERA_WORLD_SIZE, TESSERA_STORE, beside RANK=5 of "
           "torchrun; ");

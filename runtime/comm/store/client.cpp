@@ -84,9 +84,10 @@ bool StoreClient::wait_until_full(Clock::time_point deadline) {
     changed_.wait_until(lock, deadline + kGrace, [this] { return is_full_ || refused_; });
   expect_not_refused();
   if (is_full_) return true;
-  throw JoinError(concat("the store: rank ", rank_, " has waited for its whole timeout: ",
-                         missing ? missing->value : "the store does not say who never came",
-                         "; start all ranks within init_timeout_seconds, or raise it"));
+  throw JoinError(concat(
+      "the store: rank ", rank_, " has waited for its whole timeout: ",
+      missing ? missing->value : "rank 0 does not say who never came, it is stopped or starved",
+      "; start all ranks within init_timeout_seconds, or raise it"));
 }
 
 void StoreClient::expect_not_refused() const {

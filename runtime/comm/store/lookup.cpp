@@ -10,6 +10,7 @@
 
 #include "runtime/base/held_signals.hpp"
 #include "tessera/base/error.hpp"
+#include "tessera/comm/join_error.hpp"
 
 namespace tessera::detail {
 namespace {
@@ -31,7 +32,13 @@ HostAddresses ask_system(const std::string& host) {
 
 HostAddresses look_up(const std::string& host, std::chrono::steady_clock::time_point deadline) {
   asio::error_code error;
-  if (const auto address = asio::ip::make_address(host, error); !error) return {{address}, ""};
+  if (const auto address = asio::ip::make_address(host, error); !error) {
+    if (address.is_v6() && address.to_v6().is_link_local() && address.to_v6().scope_id() == 0)
+      throw JoinError(concat("the store: ", host,
+                             " is an address on a link; name the interface to it, as in ", host,
+                             "%eth0"));
+    return {{address}, ""};
+  }
   const auto promise = std::make_shared<std::promise<HostAddresses>>();
   std::future<HostAddresses> answer = promise->get_future();
   {

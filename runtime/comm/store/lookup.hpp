@@ -17,6 +17,7 @@ struct HostAddresses {
 };
 // A lookup that hangs does so for as long as the system's resolver is set to, mostly 5 to 10 s, and
 // can't be ended: it goes on behind `deadline`, on a thread of its own.
+// Throws: JoinError for an address on a link without its interface.
 HostAddresses look_up(const std::string& host, std::chrono::steady_clock::time_point deadline);
 
 // Programs that this process starts do not get the socket: a peer sees by its end that a rank died.

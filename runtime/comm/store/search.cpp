@@ -44,7 +44,9 @@ class StoreSearch::Probe : public std::enable_shared_from_this<Probe> {
   void start(std::chrono::milliseconds later) {
     delay_.expires_after(later);
     delay_.async_wait([self = shared_from_this()](asio::error_code error) {
-      if (!error) self->connect();
+      if (error) return;
+      self->is_asked_ = true;
+      self->connect();
     });
   }
   void stop() {
@@ -65,6 +67,7 @@ class StoreSearch::Probe : public std::enable_shared_from_this<Probe> {
     return heard && heard->kind == MessageKind::greeting && heard->key.starts_with(kStore);
   }
   bool has_spoken() const { return has_spoken_; }
+  bool is_asked() const { return is_asked_; }  // else time was over before
   bool is_over() const { return !failure.empty() || (heard && !is_writing_); }
   void hear() {
     heard.reset();
@@ -119,7 +122,7 @@ class StoreSearch::Probe : public std::enable_shared_from_this<Probe> {
 
   asio::steady_timer delay_;
   std::string in_, out_;
-  bool is_connected_ = false, has_spoken_ = false, is_writing_ = false;
+  bool is_asked_ = false, is_connected_ = false, has_spoken_ = false, is_writing_ = false;
 };
 
 StoreSearch::StoreSearch(asio::io_context& context, const StoreAddress& job, int rank,
@@ -196,6 +199,7 @@ void StoreSearch::note(const std::vector<std::shared_ptr<Probe>>& probes) {
   std::vector<std::string> kinds;
   notes_.clear();
   for (const auto& probe : probes) {
+    if (!probe->is_asked()) continue;
     const std::string kind = probe->describe();
     if (std::ranges::find(kinds, kind) != kinds.end()) continue;
     kinds.push_back(kind);
