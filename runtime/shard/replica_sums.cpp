@@ -59,6 +59,7 @@ const char* ReplicaSums::all_reduce_name() {
 
 void ReplicaSums::drop() noexcept {
   terms_ = kept_ = {};
+  if (part_.arena) replicas_.give_back(std::exchange(part_, {}));  // a failure came before the sum
   backwards_ = 0;
 }
 

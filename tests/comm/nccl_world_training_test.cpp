@@ -1,7 +1,9 @@
 // The engine over World::nccl: with ordered sums its losses, norms, gradients and parameters have
 // the bits of ranks as threads.
+#include <chrono>
 #include <cmath>
 #include <stdexcept>
+#include <thread>
 
 #include "tessera/memory/memory.hpp"
 #include "tessera/shard/shard_plan.hpp"
@@ -230,4 +232,34 @@ TEST_CASE("nccl: a failure that finds an update in flight leaves parameters to b
     for (const std::string& said : all)
       CHECK(said.substr(0, sees_its_end ? 3 : 1) == (sees_its_end ? "1 2" : "0"));
   }
+}
+
+// The reduce-scatter is refused where its sums have their place already.
+TEST_CASE("nccl: a hybrid mesh goes on after a failure that backward meets", "[comm]") {
+  const auto last_gradients = [](bool fails) {
+    return nccl_threads(4, [&](World& world) {
+      Mlp model({6, 8, 4});
+      model.shard({.mesh = DeviceMesh::hybrid(world, {.replicate = 2, .shard = 2})});
+      nn::init(model, {7}, world.device());
+      const Tensor x = Tensor::full({3, 6}, 0.1 * (1 + world.rank()), f32, world.device());
+      if (fails) try {
+          const Tensor y = on_gradient(model(x), [&](const Tensor& gradient) {
+            if (world.rank() == 0) throw std::runtime_error("no luck");
+            std::this_thread::sleep_for(std::chrono::seconds(1));  // until it has been heard of
+            return gradient;
+          });
+          sum(y).backward();
+          world.device().synchronize();
+          return std::string("nothing failed");
+        } catch (const std::exception&) {
+          reset(model);
+        }
+      sum(model(x)).backward();
+      std::string all;
+      for (const Parameter& p : model.parameters())
+        for (const float value : p.grad().to_vector<float>()) all += concat(value, ' ');
+      return all;
+    });
+  };
+  CHECK(last_gradients(true) == last_gradients(false));
 }
