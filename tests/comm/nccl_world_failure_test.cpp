@@ -272,3 +272,34 @@ TEST_CASE("nccl: ranks that ask for other sizes, or make other numbers of steps,
        }))
     CHECK_THAT(said, Contains("have made 1 on one rank and 2 on another"));
 }
+
+TEST_CASE("nccl: calls that differ at the end of a world are an error of its end", "[comm]") {
+  const std::vector<std::string> all = nccl_threads(2, [](World& world) {
+    const auto memory = world.allocate_symmetric(4096);
+    world.barrier();
+    const Collective gather{.send = memory->data(),
+                            .recv = memory->data() + 1024,
+                            .count = 16,
+                            .kind = CollectiveKind::all_gather,
+                            .dtype = world.rank() == 0 ? DType::f32 : DType::i32};
+    world.control().submit(gather, "the last", {});
+    return std::string("ended");
+  });
+  for (const std::string& said : all) CHECK_THAT(said, Contains("f32") && Contains("i32"));
+}
+
+TEST_CASE("nccl: who does not come to where symmetric memory is made is listed", "[comm]") {
+  const auto begin = std::chrono::steady_clock::now();
+  const std::vector<std::string> all = nccl_threads(
+      3,
+      [](World& world) {
+        if (world.rank() != 1) world.allocate_symmetric(4096, "a test");
+        std::this_thread::sleep_for(std::chrono::seconds(world.rank() == 1 ? 3 : 0));
+        return std::string("ended");
+      },
+      {}, [](int, WorldOptions& options) { options.init_timeout_seconds = 2; });
+  for (const std::size_t r : {0u, 2u})
+    CHECK_THAT(all[r], Contains("for 2 s (init_timeout_seconds) these ranks have not come to "
+                                "allocation 1 of group 0: 1"));
+  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(60));
+}

@@ -177,12 +177,38 @@ void NcclGroup::leave() noexcept {
   memories_.clear();
 }
 
+// The calls since they were last compared are among them.
 std::string NcclGroup::parting() const {
   if (seat_.size() < 2) return "";
-  const auto all = tell_all("steps", std::to_string(recorder_.steps()), kForEver);
-  for (const std::string& steps : all)
-    if (steps != all[0])
-      return describe_steps(seat_.group, std::stoull(all[0]), std::stoull(steps));
+  const std::uint64_t last = recorder_.last_submitted();
+  FlightEntry call;
+  const std::string name = recorder_.find(last, call) ? call.to_string() : "none";
+  const auto all = tell_all(
+      "steps",
+      concat(recorder_.steps(), ' ', last, ' ', recorder_.fingerprint_after(last), ' ', name),
+      kForEver);
+  struct End {
+    std::uint64_t steps = 0, calls = 0, fingerprint = 0;
+    std::string last{};
+  };
+  const auto read = [](const std::string& text) {
+    End end;
+    std::istringstream in(text);
+    in >> end.steps >> end.calls >> end.fingerprint >> std::ws;
+    std::getline(in, end.last);
+    return end;
+  };
+  const End first = read(all[0]);
+  for (std::size_t r = 1; r < all.size(); ++r) {
+    const End other = read(all[r]);
+    if (other.steps != first.steps) return describe_steps(seat_.group, first.steps, other.steps);
+    if (other.calls != first.calls || other.fingerprint != first.fingerprint)
+      return concat("ranks ", seat_.ranks[0], " and ", seat_.ranks[r],
+                    " have submitted other calls in '", seat_.group, "': the last of rank ",
+                    seat_.ranks[0], " is call ", first.calls, ", ", first.last, ", of rank ",
+                    seat_.ranks[r], " call ", other.calls, ", ", other.last,
+                    "; every rank must submit the same collectives in the same order");
+  }
   return "";
 }
 

@@ -6,12 +6,14 @@
 
 #include "runtime/comm/store/message.hpp"
 #include "tessera/base/error.hpp"
+#include "tessera/comm/lost_rank.hpp"
 
 namespace tessera::comm {
 namespace {
 
 using namespace std::chrono_literals;
 
+constexpr std::string_view kMissing = "not all have come: ";
 constexpr auto kExplainWithin = 1s;  // what NCCL only sees the consequence of
 
 }  // namespace
@@ -63,12 +65,35 @@ std::vector<std::string> NcclStore::tell_all(const std::string& what, std::span<
                                              std::chrono::milliseconds timeout) const {
   const std::string all_key = concat(key(what), " of ", ranks[0]);
   const auto key_of = [&](int rank) { return concat(all_key, " from ", rank); };
+  constexpr std::chrono::seconds kGrace{2};  // in which the first says who has not come
   if (seat_.rank != ranks[0]) {
     store_->set(key_of(seat_.rank), own);
-    return unpack(store_->get(all_key, timeout));
+    const std::string said = store_->get(all_key, timeout + kGrace);
+    if (said.starts_with(kMissing)) throw CommError(said.substr(kMissing.size()));
+    return unpack(said);
   }
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
   std::vector<std::string> all{own};
-  for (const int r : ranks.subspan(1)) all.push_back(store_->get(key_of(r), timeout));
+  std::vector<int> missing;
+  for (const int r : ranks.subspan(1)) try {
+      const auto left =
+          std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+      all.push_back(store_->get(key_of(r), std::max(left, std::chrono::milliseconds(1))));
+    } catch (const LostRank&) {
+      throw;
+    } catch (const CommError&) {
+      if (std::chrono::steady_clock::now() < deadline) throw;
+      missing.push_back(r);
+    }
+  if (!missing.empty()) {
+    const std::string error =
+        concat("World::nccl: for ", std::chrono::duration<double>(timeout).count(),
+               " s (init_timeout_seconds) these ranks have not come to ", what, ": ",
+               detail::describe_ranks(missing),
+               "; all ranks make groups and symmetric memory in the same order");
+    store_->set(all_key, concat(kMissing, error));
+    throw CommError(error);
+  }
   store_->set(all_key, pack(all));
   return all;
 }

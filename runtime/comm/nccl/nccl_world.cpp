@@ -46,8 +46,8 @@ void NcclWorld::agree(const std::string& uuid, const std::string& refused) {
   version_ = library.version;
   const std::string own[] = {error, nccl_version(version_), library.file, uuid,
                              store_.seat().local_rank_from};
-  const std::vector<std::string> said =
-      store_.tell_all("hello", store_.all_ranks(), NcclStore::pack(own), init_timeout());
+  const std::vector<std::string> said = store_.tell_all("the first exchange", store_.all_ranks(),
+                                                        NcclStore::pack(own), init_timeout());
   std::vector<std::vector<std::string>> ranks;
   for (const std::string& text : said) ranks.push_back(NcclStore::unpack(text));
   for (std::size_t r = 0; r < ranks.size(); ++r)
@@ -300,7 +300,7 @@ void NcclWorld::begin_attempt(std::span<double> largest) {
   store_.expect_nobody_lost();
   const std::string_view own(reinterpret_cast<const char*>(largest.data()), largest.size_bytes());
   const std::vector<std::string> all =
-      store_.tell_all("rejoin", store_.all_ranks(), std::string(own), init_timeout());
+      store_.tell_all("the recovery", store_.all_ranks(), std::string(own), init_timeout());
   for (const std::string& told : all)
     for (std::size_t i = 0; i < largest.size() && told.size() == own.size(); ++i) {
       double number;
