@@ -39,7 +39,7 @@ constexpr std::string_view kHead =
 
   tessera-train [FILE.toml] [--section.key=value ...] [flags]      later ones win
   mpirun -n N tessera-train ...                                    ranks as processes
-  torchrun --no-python --nproc-per-node N tessera-train ...        the same on one machine, without MPI
+  torchrun --no_python --nproc_per_node N tessera-train ...        the same on one machine, without MPI
 
 Examples
   tessera-train --data.path=book.txt --training.steps=200 --sample "In the beginning"

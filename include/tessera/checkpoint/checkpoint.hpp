@@ -1,7 +1,8 @@
 // Sharded checkpoints: every rank writes what it has, and any number of ranks may load it.
 //
-//   checkpoint::save("runs/a", step, {checkpoint::part(model), checkpoint::part(optimizer, model)},
-//                    {{"samples", 6400}}, world);                        every rank calls
+//   checkpoint::save("runs/a", step,                                     every rank calls
+//                    {checkpoint::part(model, world), checkpoint::part(optimizer, model, world)},
+//                    {{"samples", 6400}}, world);
 //
 //   if (const auto step = checkpoint::newest("runs/a", world)) {         any number of ranks
 //     const checkpoint::Checkpoint from("runs/a", *step);

@@ -21,10 +21,11 @@ struct RunOptions {
 };
 
 // Calls `body` once per rank of the job and returns the exit code: 0 done, 2 bad input (DataError),
-// 1 anything else. It is the same for threads and processes. It closes with World::end, so a
-// failure that nobody waited for counts, too. If every rank meets one error, one rank writes the
-// line. With TESSERA_CHECK=1 (see run/race_check.hpp), or with a checker in `world`, it closes with
-// a line of what the race checker found. A race makes a 0 a 1.
+// 1 anything else. Of processes, each ends with its own: if one alone meets bad input, the others
+// end with 1, and tell of it. It closes with World::end, so a failure that nobody waited for
+// counts, too. If every rank meets one error, one rank writes the line. With TESSERA_CHECK=1 (see
+// run/race_check.hpp), or with a checker in `world`, it closes with a line of what the race checker
+// found. A race makes a 0 a 1.
 int run(const RunOptions& options, const std::function<void(World&)>& body);
 
 // The pieces of run, for programs that report in their own way.
