@@ -1,5 +1,6 @@
 #include "tessera/run/environment.hpp"
 
+#include <algorithm>
 #include <charconv>
 #include <numeric>
 #include <optional>
@@ -7,6 +8,7 @@
 
 #include "runtime/run/host_list.hpp"
 #include "tessera/base/error.hpp"
+#include "tessera/detail/base/utf8.hpp"
 
 namespace tessera {
 namespace {
@@ -122,8 +124,13 @@ std::string_view without_brackets(std::string_view host) {
 }
 
 void read_master_address(const EnvironmentLookup& lookup, LaunchEnvironment& found) {
-  const char* const text = lookup("MASTER_ADDR");
+  const std::string_view text = lookup("MASTER_ADDR");
   found.store_host = without_brackets(text);
+  if (std::ranges::count(text, ':') == 1)  // an address of IPv6 has more of them
+    throw DataError(concat("MASTER_ADDR='", text, "' has a port; write it into MASTER_PORT"));
+  if (std::ranges::any_of(text, [](unsigned char c) { return c <= ' ' || c == 0x7f; }))
+    throw DataError(concat("MASTER_ADDR='", shortened(text),
+                           "' is no host: it has a space or a control character"));
   found.store_host_from = concat("MASTER_ADDR=", text);
 }
 

@@ -366,6 +366,10 @@ TEST_CASE("variables that contradict each other are refused, and both are named"
           "LOCAL_RANK=7 is not below WORLD_SIZE=2; ");
   refuses(kTorchrun, {{"LOCAL_WORLD_SIZE", "9"}}, "LOCAL_WORLD_SIZE=9 is more than WORLD_SIZE=8; ");
   refuses(kKubernetes, {{"RANK", "1"}}, "RANK=1 and JOB_COMPLETION_INDEX=2 both say ");
+  refuses(kKubernetes, {{"MASTER_ADDR", "10.0.0.1:29500"}},
+          "MASTER_ADDR='10.0.0.1:29500' has a port; write it into MASTER_PORT");
+  refuses(kKubernetes, {{"MASTER_ADDR", "node 1"}},
+          "MASTER_ADDR='node 1' is no host: it has a space or a control character");
   refuses(kKubernetes, {{"MASTER_ADDR", ""}},
           "JOB_COMPLETION_INDEX=2 and WORLD_SIZE=3 are set but not MASTER_ADDR: ");
   refuses(kTorchrun, {{"TESSERA_RANK", "1"}},
