@@ -303,3 +303,21 @@ TEST_CASE("nccl: who does not come to where symmetric memory is made is listed",
                                 "allocation 1 of group 0: 1"));
   CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(60));
 }
+
+TEST_CASE("nccl: a first call that a rank does not come to says which", "[comm]") {
+  const std::vector<std::string> all = nccl_threads(
+      2,
+      [](World& world) {
+        const auto memory = world.allocate_symmetric(4096);
+        world.barrier();
+        if (world.rank() == 0)
+          world.gather().submit({.send = memory->data(), .recv = memory->data(), .count = 1},
+                                "alone", {});
+        std::this_thread::sleep_for(std::chrono::seconds(4));
+        return std::string("ended");
+      },
+      {}, [](int, WorldOptions& options) { options.init_timeout_seconds = 1; });
+  CHECK_THAT(all[0],
+             Contains("ncclCommSplit for the first call on 'gather' of 'world' has taken") &&
+                 Contains("not all ranks have come to it"));
+}

@@ -34,14 +34,16 @@ void NcclGroup::open(NcclGroup* whole) {
   if (world_.size() == 1) return;
   if (whole)
     world_.split(whole->base_, seat_.size() > 1 ? seat_.ranks[0] : world_.size(), seat_.rank, {},
-                 base_);
+                 base_, concat("ncclCommSplit for the group '", seat_.group, "'"));
   else
     world_.join(base_);
   keep_ways();
 }
 
 void NcclGroup::open(NcclRole& role) {
-  world_.split(base_, 0, seat_.rank, ways_.shape_of(role.name()), role.comm);
+  world_.split(
+      base_, 0, seat_.rank, ways_.shape_of(role.name()), role.comm,
+      concat("ncclCommSplit for the first call on '", role.name(), "' of '", seat_.group, "'"));
   role.has_windows = role.name() != "control" && has_windows();
   if (role.has_windows) make_windows(role);
 }

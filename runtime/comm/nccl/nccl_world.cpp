@@ -112,14 +112,14 @@ void NcclWorld::join(Comm& made) {
 }
 
 void NcclWorld::split(Comm& parent, int color, int part_key, const kernels::NcclShape& shape,
-                      Comm& made) {
+                      Comm& made, std::string_view what) {
   {
     const auto lock = lock_unless_failed();
     comms_.push_back(&made);  // before it is there, so that an abort finds what is made late
     check(nccl_->split(parent.native, color, part_key, &shape, &made.native));
   }
-  finish(parent, "ncclCommSplit", true);
-  finish(made, "ncclCommSplit", true);
+  finish(parent, what, true);
+  finish(made, what, true);
 }
 
 void NcclWorld::make_window(Comm& comm, void* data, std::int64_t bytes, void** window) {
@@ -143,7 +143,7 @@ void NcclWorld::end_window(const Comm& comm, void* window) noexcept {
   if (error) log(LogLevel::warning, concat("World::nccl: rank ", rank(), ": ", error));
 }
 
-void NcclWorld::finish(Comm& comm, const char* what, bool is_first) {
+void NcclWorld::finish(Comm& comm, std::string_view what, bool is_first) {
   const double patience = is_first ? options_.init_timeout_seconds : options_.timeout_seconds;
   const auto start = Clock::now();
   std::string error;
@@ -157,7 +157,7 @@ void NcclWorld::finish(Comm& comm, const char* what, bool is_first) {
     if (!is_busy && error.empty()) return;
     is_late =
         error.empty() && std::chrono::duration<double>(Clock::now() - start).count() > patience;
-    if (is_late) error = concat(what, " has taken ", patience, " s; not all ranks have come");
+    if (is_late) error = concat(what, " has taken ", patience, " s; not all ranks have come to it");
     if (look < 64)
       std::this_thread::yield();
     else

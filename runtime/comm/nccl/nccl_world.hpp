@@ -18,6 +18,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -53,7 +54,8 @@ class NcclWorld {
   // Of all ranks of the world, by an id of this attempt.
   void join(Comm& made);
   // A part of `parent`, with who gives the same color. Collective over it.
-  void split(Comm& parent, int color, int key, const kernels::NcclShape& shape, Comm& made);
+  void split(Comm& parent, int color, int key, const kernels::NcclShape& shape, Comm& made,
+             std::string_view what);
   // Queues what `calls` queues as one group. `is_first`: peers may not be here yet.
   template <class F>
   void group(Comm& comm, const char* what, bool is_first, const F& calls) {
@@ -116,7 +118,7 @@ class NcclWorld {
 
   void agree(const std::string& uuid, const std::string& refused);
   std::unique_lock<std::mutex> lock_unless_failed() const;
-  void finish(Comm& comm, const char* what, bool is_first);
+  void finish(Comm& comm, std::string_view what, bool is_first);
   void abort(const std::string& reason, int attempt);  // nothing where that one is over
   void abort_all() noexcept;                           // with the lock
 
