@@ -18,7 +18,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <string_view>
 #include <utility>
 #include <vector>
 
