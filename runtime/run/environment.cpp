@@ -300,8 +300,8 @@ void refuse_incomplete(const VariableSet& set, const EnvironmentLookup& lookup,
 
 // A pod to which WORLD_SIZE was told is one of a job; where torchrun started it, it has RANK, too.
 void refuse_pod_without_address(const EnvironmentLookup& lookup) {
-  const char *const index = find(lookup, "JOB_COMPLETION_INDEX"), *const size =
-                                                                      find(lookup, "WORLD_SIZE");
+  const char* const index = find(lookup, "JOB_COMPLETION_INDEX");
+  const char* const size = find(lookup, "WORLD_SIZE");
   if (!index || !size || find(lookup, "RANK") || find(lookup, "MASTER_ADDR")) return;
   throw DataError(concat("JOB_COMPLETION_INDEX=", index, " and WORLD_SIZE=", size,
                          " are set but not MASTER_ADDR: set it to the host of index 0, or unset "
